@@ -9,6 +9,8 @@ Keras drops an iterator at the end of each epoch and each evaluation. So the pro
 long as they took (benchmarks/epoch_ends.py).
 """
 
+import functools
+import itertools
 import os
 import queue
 import sys
@@ -25,11 +27,14 @@ from tfdist.strategies.private_api import patches
 POLL_SECONDS, POLLS = 0.05, 1200
 """A thread looks 20 times a second, at most a minute, whether anybody else still refers to the iterator."""
 
-# A finalizer runs at any moment in any thread, also in one that holds a lock. This queue takes none in Python.
-_dropped: "queue.SimpleQueue[list[Any]]" = queue.SimpleQueue()
+_numbers = itertools.count()
 _watched: dict[int, tuple["weakref.ref[Any]", list[Any]]] = {}
-"""What goes to the queue when an iterator is dropped. `weakref.finalize` would do nothing once exit functions have run, and the
-end of a program is when most are dropped."""
+"""By a number, an iterator and what is freed after it. `weakref.finalize` would do nothing once exit functions have run, and at
+the end of a program most are dropped."""
+
+# A weak reference calls back at any moment in any thread: where it holds a lock, and where Ctrl-C is handled, whose exception
+# would be lost there. This queue takes no lock in Python, and its `put` runs no code of Python.
+_dropped: "queue.SimpleQueue[int]" = queue.SimpleQueue()
 _process: int | None = None
 """The process in which a thread takes from the queue. A fork has none."""
 
@@ -58,8 +63,8 @@ def _watch(iterator: Any, resource: Any, dataset: Any) -> None:
         return  # It is a part of a function.
     _start()
     # The dataset has the Python functions that the iterator calls until its end.
-    number = id(iterator)
-    _watched[number] = (weakref.ref(iterator, lambda _: _dropped.put(_watched.pop(number)[1])), [resource, dataset])
+    number = next(_numbers)
+    _watched[number] = (weakref.ref(iterator, functools.partial(_dropped.put, number)), [resource, dataset])
 
 
 def _start() -> None:
@@ -70,8 +75,10 @@ def _start() -> None:
 
 
 def _distribute() -> None:
-    while True:
-        threading.Thread(target=_free, args=(_dropped.get(),), name="tfdist-iterators", daemon=True).start()
+    while True:  # No variable of this loop may keep what is dropped.
+        held = (_watched.pop(_dropped.get())[1],)
+        threading.Thread(target=_free, args=held, name="tfdist-iterators", daemon=True).start()
+        del held
 
 
 def _free(held: list[Any]) -> None:
