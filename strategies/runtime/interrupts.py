@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+import keras
+
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.runtime.cleanup_lines import cleans_up
 
@@ -35,6 +37,9 @@ _GENERATED = "__autograph_generated_file"
 """Part of the names of files that AutoGraph makes from functions of the program. TensorFlow is tracing then."""
 
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_CALL_C = (_OWN, os.path.dirname(keras.__file__) + os.sep)
+"""Code that calls C code such as NumPy's, which drops an exception of the buffer that a tensor gives it. The next line is safe."""
+
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})  # May be inside it.
 
@@ -81,7 +86,8 @@ class _Handler:
         self._is_held = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        caller = frame if frame is not None and _is_cleaning_up(frame) else _caller_of_tensorflow(frame)
+        waits = frame is not None and (_is_cleaning_up(frame) or frame.f_code.co_filename.startswith(_CALL_C))
+        caller = frame if waits else _caller_of_tensorflow(frame)
         if self._since is not None:
             if time.monotonic() - self._since >= self._longest:
                 self._raise()

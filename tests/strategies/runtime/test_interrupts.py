@@ -1,5 +1,6 @@
 """Ctrl-C while TensorFlow runs."""
 
+import functools
 import linecache
 import os
 import signal
@@ -135,6 +136,17 @@ def test_a_function_that_autograph_has_converted_ends_before_the_interrupt(of_te
         pytest.fail("the interrupt is late")
     assert traced
     assert function(tf.ones(2)).numpy().tolist() == [2, 2]
+
+
+def test_a_line_of_keras_that_calls_c_code_ends_before_the_interrupt(of_tensorflow):
+    """NumPy drops the exception when it asks a tensor for its buffer."""
+    names = {"kill": functools.partial(os.kill, os.getpid(), signal.SIGINT), "done": []}
+    path = os.path.join(os.path.dirname(keras.__file__), "file.py")
+    exec(compile("def convert():\n    return kill(), done.append(True)", path, "exec"), names)
+    with pytest.raises(KeyboardInterrupt):
+        names["convert"]()
+        pytest.fail("the interrupt is late")
+    assert names["done"] == [True]
 
 
 def test_tensorflow_that_waits_is_interrupted_although_it_does_not_return(of_tensorflow, monkeypatch):
