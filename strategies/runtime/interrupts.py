@@ -38,7 +38,7 @@ _GENERATED = "__autograph_generated_file"
 
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _CALL_C = (_OWN, os.path.dirname(keras.__file__) + os.sep)
-"""Code that calls C code such as NumPy's, which drops an exception of the buffer that a tensor gives it. The next line is safe."""
+"""Code that calls C code such as NumPy's, which drops an exception that comes while a tensor gives it a buffer."""
 
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})  # May be inside it.
