@@ -45,7 +45,7 @@ SERVED = ["--cluster", f'{{"chief": 1, "worker": {WORKERS}, "ps": 1}}', "--task_
 STRATEGIES = {
     "hogwild": [*SERVED, "--strategy", "hogwild", "--sync_period", "4"],
     "parameter_server": SERVED,
-    "multi_worker_mirrored": ["-n", str(WORKERS), "--max_restarts", "1000", "--backup_freq", "5"],
+    "multi_worker_mirrored": ["-n", str(WORKERS), "--max_restarts", "1000", "--backup_freq", "10"],
 }
 SPEEDUP = {"hogwild": WORKERS, "parameter_server": WORKERS, "multi_worker_mirrored": 1}
 """Steps that are made at the same time."""
