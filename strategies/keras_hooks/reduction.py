@@ -84,6 +84,8 @@ def _with_a_row(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 
     TensorFlow's `CollectiveGatherV2` of empty tensors ends the process with SIGSEGV.
     """
+    if slices.indices.shape.num_elements():
+        return slices
     missing = tf.cast(tf.equal(tf.size(slices.indices), 0), tf.int32)
     row = tf.zeros(tf.concat([[missing], tf.shape(slices.values)[1:]], 0), slices.values.dtype)
     first = tf.zeros([missing], slices.indices.dtype)
@@ -106,12 +108,10 @@ def _sums(context: Any, values: list[Any]) -> list[Any]:
     """
     groups = getattr(context.strategy.extended, "groups", None)
     if isinstance(values[0], tf.IndexedSlices):
-        values = [_with_a_row(values[0])]
-    if isinstance(values[0], tf.IndexedSlices) and groups is not None:
-        (slices,) = values
+        slices = _with_a_row(values[0])
+        if groups is None:
+            return [_sum_of_slices(context, slices)]
         return [groups.sums_of_slices(slices, lambda alike: context.all_reduce(tf.distribute.ReduceOp.SUM, alike))]
-    if isinstance(values[0], tf.IndexedSlices):
-        return [_sum_of_slices(context, *values)]
     values = [tf.stop_gradient(value) for value in values]
 
     def merge(strategy: Any, *merged: Any) -> Any:

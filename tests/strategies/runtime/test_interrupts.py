@@ -126,7 +126,7 @@ def test_a_function_that_autograph_has_converted_ends_before_the_interrupt(of_te
     def function(x):
         if tf.reduce_sum(x) > 0:
             x = x + 1
-        of_tensorflow["os"].kill(of_tensorflow["os"].getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
         traced.append(True)
         return x
 
