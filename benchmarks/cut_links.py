@@ -108,7 +108,7 @@ class Tasks:
             if "LD_PRELOAD" in environment:
                 os.execv(sys.executable, [sys.executable, *command])
             from tfdist.launch.backends.local.run_program import run
-            from tfdist.launch.job import Program
+            from tfdist.launch.jobs.job import Program
 
             run(Program(script=command[0], args=command[1:]))
         except BaseException:

@@ -22,7 +22,7 @@ import networks
 from absl import app, flags
 
 from tfdist.cluster import Cluster, Task
-from tfdist.launch.job import Program
+from tfdist.launch.jobs.job import Program
 from tfdist.launch.plan import window
 from tfdist.launch.plan.configurations import ALL
 from tfdist.launch.plan.probe import Probe

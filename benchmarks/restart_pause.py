@@ -43,9 +43,9 @@ model.fit(np.ones((400, 64)), np.ones((400, 1)), batch_size=8, epochs=2, verbose
 """
 
 SIDES = {
-    "parent kept": "from tfdist.launch.cli import main; main()",
+    "parent kept": "from tfdist.launch.commands.cli import main; main()",
     "new parent": "from tfdist.launch.backends.local.backend import BACKEND; object.__setattr__(BACKEND.runs, 'keep', None); "
-    "from tfdist.launch.cli import main; main()",
+    "from tfdist.launch.commands.cli import main; main()",
 }
 """How the launcher is started."""
 

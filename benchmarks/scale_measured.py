@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tfdist.cluster import Cluster, Task
-from tfdist.launch.job import Program
+from tfdist.launch.jobs.job import Program
 from tfdist.launch.plan import configurations, probe
 from tfdist.launch.plan.configurations import ALL, Configuration
 from tfdist.planner.measurement import Measurement, Run

@@ -22,7 +22,7 @@ import tfdist
 from tfdist.choice import choose, prepared
 from tfdist.launch.backends.local.backend import plan
 from tfdist.launch.backends.local.ports import HeldPorts
-from tfdist.launch.job import Job, Program
+from tfdist.launch.jobs.job import Job, Program
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("tiers", ["STANDARD_1", "PREMIUM_1"], "CloudML tiers to start.")

@@ -1,6 +1,6 @@
-"""Runs the command `python -m tfdist.launch`: see `cli.py`."""
+"""Runs the command `python -m tfdist.launch`: see `commands/cli.py`."""
 
-from tfdist.launch.cli import main
+from tfdist.launch.commands.cli import main
 
 if __name__ == "__main__":
     main()

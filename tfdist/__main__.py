@@ -1,4 +1,4 @@
-"""Runs the command `tfdist`, as `python -m tfdist`: see `launch/commands.py`."""
+"""Runs the command `tfdist`, as `python -m tfdist`: see `launch/commands/`."""
 
 from tfdist.launch.commands import main
 

@@ -2,7 +2,7 @@
 
 A `Backend` is a value: a name, a function `plan`, and one of two parts.
 
-* `Attached`: the tasks run as long as the launcher does. Its supervisor starts each task, gets `tfdist.launch.events`, and
+* `Attached`: the tasks run as long as the launcher does. Its supervisor starts each task, gets `tfdist.launch.jobs.events`, and
   decides about restarts and the end of the job. `local` and `ssh` are attached. With `--detach` the launcher itself goes to the
   background, so an attached back end needs nothing for `status`, `logs` and `cancel`: `BackgroundJobs` answers them.
 * `Detached`: a system with a supervision of its own takes the whole job (`sbatch`, Kubernetes). The launcher only hands it
@@ -18,9 +18,9 @@ from typing import Protocol
 
 from tfdist.cluster import Cluster, Task
 from tfdist.errors import ClusterError
-from tfdist.launch.events import Event
-from tfdist.launch.job import Job, JobFiles
-from tfdist.launch.job_status import JobStatus
+from tfdist.launch.jobs.events import Event
+from tfdist.launch.jobs.job import Job, JobFiles
+from tfdist.launch.jobs.job_status import JobStatus
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable
 
 from tfdist.cluster import Task
-from tfdist.launch.events import Listening
+from tfdist.launch.jobs.events import Listening
 from tfdist.strategies.runtime.peers import is_listening
 
 CONNECT_SECONDS = 0.2

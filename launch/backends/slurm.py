@@ -19,14 +19,14 @@ from pathlib import Path
 
 from tfdist.cluster import Cluster, Task
 from tfdist.errors import ClusterError, Source
-from tfdist.launch import job_status
 from tfdist.launch.backends import interpreter
 from tfdist.launch.backends.agents.frames import BOOTSTRAP
 from tfdist.launch.backends.agents.remote_tasks import RemoteTasks, by_host
 from tfdist.launch.backends.interface import Attached, Backend, BackendError, LogLine, Plan
-from tfdist.launch.job import Job, JobFiles
-from tfdist.launch.job_status import JobStatus, State
-from tfdist.launch.settings import GRACE_SECONDS
+from tfdist.launch.jobs import job_status
+from tfdist.launch.jobs.job import Job, JobFiles
+from tfdist.launch.jobs.job_status import JobStatus, State
+from tfdist.launch.jobs.settings import GRACE_SECONDS
 
 COMMAND_SECONDS = 60.0
 """How long a command of Slurm may take: a busy controller answers late."""

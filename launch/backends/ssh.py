@@ -12,7 +12,7 @@ from tfdist.launch.backends.agents.frames import BOOTSTRAP, SILENCE_SECONDS
 from tfdist.launch.backends.agents.remote_tasks import RemoteTasks, by_host
 from tfdist.launch.backends.interface import Attached, Backend, Plan
 from tfdist.launch.backends.local.ports import LOCAL_HOSTS
-from tfdist.launch.job import Job, JobFiles
+from tfdist.launch.jobs.job import Job, JobFiles
 
 
 def plan(job: Job) -> Plan:

@@ -11,9 +11,10 @@ from tfdist.cluster import Cluster
 from tfdist.dialects.registry import override_flags
 from tfdist.errors import Source
 from tfdist.flags import HOGWILD_FLAGS, PARTITION_FLAGS, cluster_from_flags, define_flags, describes
-from tfdist.launch import checks, command_line, scaling
+from tfdist.launch.command_line import checks, splitting
 from tfdist.launch.errors import UsageError
-from tfdist.launch.job import Program
+from tfdist.launch.jobs.job import Program
+from tfdist.launch.supervision import scaling
 from tfdist.planner.prices import DEFAULT_MACHINE
 from tfdist.synchronization import DEFAULT_SYNC_PERIOD, Synchronization
 from tfdist.translate import outputs
@@ -123,7 +124,7 @@ def parsed(argv: list[str]) -> Arguments | None:
     """
     values = define()
     end = argv.index("--") if "--" in argv else len(argv)
-    ours, own = command_line.with_underscores(argv[:end], values), argv[end + 1 :]
+    ours, own = splitting.with_underscores(argv[:end], values), argv[end + 1 :]
     values.set_gnu_getopt(True)
     words = values(["tfdist plan", *ours])[1:]
     if values["help"].value:
@@ -168,7 +169,7 @@ def _program(values: flags.FlagValues, words: list[str], own: list[str]) -> Prog
         raise UsageError(f"{words[-1]}: expected one program; its own arguments come after --")
     if not has_program:
         raise UsageError("expected a program to measure (tfdist plan train.py --machines 8), or --from FILE")
-    return command_line.program([*words, *own], values["m"].value)
+    return splitting.program([*words, *own], values["m"].value)
 
 
 def _cluster(values: flags.FlagValues) -> tuple[Cluster | None, tuple[str, ...]]:

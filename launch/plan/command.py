@@ -13,11 +13,11 @@ from absl import flags
 from tfdist import machine
 from tfdist.choice import STRATEGIES
 from tfdist.errors import ClusterError
-from tfdist.launch import checks
+from tfdist.launch.command_line import checks
 from tfdist.launch.errors import UsageError, print_error
+from tfdist.launch.jobs.progress import size
 from tfdist.launch.plan import arguments, configurations, host_link
 from tfdist.launch.plan.arguments import Arguments
-from tfdist.launch.progress import size
 from tfdist.messages import printable
 from tfdist.planner import chart, described, link, measurement, prices, recommend, table
 from tfdist.planner.candidates import PERIODS, Request, candidates

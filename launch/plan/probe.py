@@ -18,14 +18,14 @@ from tfdist.cluster import Cluster
 from tfdist.devices import threads
 from tfdist.launch.backends.interface import TaskRunner
 from tfdist.launch.backends.local import backend as local
-from tfdist.launch.ending_signals import ending_signals
 from tfdist.launch.errors import UsageError
-from tfdist.launch.events import Event, Exited, Lost, Output, Ready, Started
-from tfdist.launch.job import Job, JobFiles, Program
-from tfdist.launch.output import last_lines
+from tfdist.launch.jobs.ending_signals import ending_signals
+from tfdist.launch.jobs.events import Event, Exited, Lost, Output, Ready, Started
+from tfdist.launch.jobs.job import Job, JobFiles, Program
 from tfdist.launch.plan import window
 from tfdist.launch.plan.configurations import Configuration, everyone
 from tfdist.launch.plan.processor_time import ProcessorTime
+from tfdist.launch.terminal.output import last_lines
 from tfdist.planner.measurement import Measurement, Run
 from tfdist.process_cluster import MEASURED
 from tfdist.strategies.checkpoint.environment import FOLDER as BACKUP_FOLDER

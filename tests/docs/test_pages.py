@@ -9,7 +9,7 @@ import pytest
 from support_paths import CHECKOUT
 from tools import needs
 
-from tfdist.launch import cli, help_topics
+from tfdist.launch.commands import cli, help_topics
 from tfdist.translate import main
 
 PAGES = [*CHECKOUT.glob("*.md"), *CHECKOUT.glob("benchmarks/*.md"), *CHECKOUT.glob("docs/**/*.md")]

@@ -8,7 +8,7 @@ import pytest
 import tfdist
 from tfdist.errors import UnsupportedVersionError
 from tfdist.launch.backends.local.run_program import execute
-from tfdist.launch.job import Program
+from tfdist.launch.jobs.job import Program
 from tfdist.strategies import keras_backend, versions
 
 

@@ -23,8 +23,8 @@ from tfdist.dialects import read
 from tfdist.errors import ClusterError, Source
 from tfdist.launch.backends.agents.frames import BEAT_SECONDS, BESIDE_REPORT, START, Decoder, encode
 from tfdist.launch.backends.local.backend import LocalTasks, plan
-from tfdist.launch.events import Event, Exited, Listening, Lost, Memory, NotStarted, Output, Ready, Started, Stopped, Used
-from tfdist.launch.job import Job, JobFiles, Program
+from tfdist.launch.jobs.events import Event, Exited, Listening, Lost, Memory, NotStarted, Output, Ready, Started, Stopped, Used
+from tfdist.launch.jobs.job import Job, JobFiles, Program
 from tfdist.version import __version__
 
 POLL_SECONDS = 0.5

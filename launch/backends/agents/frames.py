@@ -17,7 +17,7 @@ modules, which Python needs before it can import the agent, and the job.
 import json
 from typing import Any
 
-from tfdist.launch.progress import STEPS_SUFFIX, SUFFIX
+from tfdist.launch.jobs.progress import STEPS_SUFFIX, SUFFIX
 
 START = b"\0tfdist agent\n"
 """What the agent prints first: a login shell may print anything before."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.launch.backends.agents.frames import BEAT_SECONDS, START, Decoder, encode
-from tfdist.launch.output import last_lines
+from tfdist.launch.terminal.output import last_lines
 from tfdist.messages import printable
 
 START_SECONDS = 60.0

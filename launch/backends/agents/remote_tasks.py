@@ -15,7 +15,7 @@ from tfdist.cluster import Cluster, Task
 from tfdist.launch.backends.agents.frames import BESIDE_REPORT, SILENCE_SECONDS
 from tfdist.launch.backends.agents.link import Link
 from tfdist.launch.backends.interface import Plan
-from tfdist.launch.events import (
+from tfdist.launch.jobs.events import (
     Event,
     Exited,
     Listening,
@@ -29,7 +29,7 @@ from tfdist.launch.events import (
     Unreachable,
     Used,
 )
-from tfdist.launch.job import JobFiles
+from tfdist.launch.jobs.job import JobFiles
 from tfdist.messages import printable
 from tfdist.planner.use import Use
 from tfdist.version import __version__

@@ -15,8 +15,8 @@ from tfdist.launch.backends.kubernetes.logs import PodLogs, whole_lines
 from tfdist.launch.backends.kubernetes.manifests import INSTANCE, KINDS, manifest, names_of_tasks, objects
 from tfdist.launch.backends.kubernetes.server import NotFound, Server
 from tfdist.launch.backends.kubernetes.state import container_of, newest, state_of
-from tfdist.launch.job import Job
-from tfdist.launch.job_status import JobStatus, State, TaskStatus
+from tfdist.launch.jobs.job import Job
+from tfdist.launch.jobs.job_status import JobStatus, State, TaskStatus
 
 POLL_SECONDS = 2.0
 

@@ -14,7 +14,7 @@ from tfdist.dialects.kubernetes.training_jobs import TF_JOBS
 from tfdist.dialects.writing.containers import PLACEHOLDER_IMAGE, dump, is_label
 from tfdist.errors import ClusterError, Source
 from tfdist.launch.backends import interpreter
-from tfdist.launch.job import Job
+from tfdist.launch.jobs.job import Job
 from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
 from tfdist.strategies.runtime.server import ENDS_WITH_CHIEF
 

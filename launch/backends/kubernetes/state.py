@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tfdist.launch.backends.kubernetes.manifests import REQUIRED, TRAINS, names_of_tasks
-from tfdist.launch.job_status import JobStatus, State, TaskStatus
+from tfdist.launch.jobs.job_status import JobStatus, State, TaskStatus
 from tfdist.messages import printable
 from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
 

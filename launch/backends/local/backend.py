@@ -20,8 +20,8 @@ from tfdist.launch.backends.local.processes import LocalProcesses
 from tfdist.launch.backends.local.resources import Resources
 from tfdist.launch.backends.local.stacks import Stacks
 from tfdist.launch.backends.local.use_probe import UseProbe
-from tfdist.launch.events import Event, Exited, Lost, NotStarted, Output, Started
-from tfdist.launch.job import Job, JobFiles
+from tfdist.launch.jobs.events import Event, Exited, Lost, NotStarted, Output, Started
+from tfdist.launch.jobs.job import Job, JobFiles
 
 
 def plan(job: Job, is_here: Callable[[Task], bool] | None = None) -> Plan:

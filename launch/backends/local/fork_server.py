@@ -48,7 +48,7 @@ from tfdist.launch.backends.local.descendants import (
 )
 from tfdist.launch.backends.local.guard import continue_below_guard
 from tfdist.launch.backends.local.run_program import run
-from tfdist.launch.job import Program
+from tfdist.launch.jobs.job import Program
 
 PRELOAD = (
     "tfdist.strategies.versions",  # First: it refuses versions that cannot be imported together.

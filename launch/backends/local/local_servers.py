@@ -15,10 +15,10 @@ from tfdist.cluster import Cluster, Task
 from tfdist.launch.backends.local.backend import plan
 from tfdist.launch.backends.local.ports import HeldPorts, is_local
 from tfdist.launch.backends.local.processes import LocalProcesses
-from tfdist.launch.events import Event, Exited, Lost, NotStarted, Ready, Stopped
-from tfdist.launch.job import Job, JobFiles, Program
-from tfdist.launch.output import last_lines
-from tfdist.launch.restarts import Restarts
+from tfdist.launch.jobs.events import Event, Exited, Lost, NotStarted, Ready, Stopped
+from tfdist.launch.jobs.job import Job, JobFiles, Program
+from tfdist.launch.jobs.restarts import Restarts
+from tfdist.launch.terminal.output import last_lines
 from tfdist.strategies.runtime.peers import note_failures
 
 POLL_SECONDS = 0.5

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from tfdist.launch.events import Memory
+from tfdist.launch.jobs.events import Memory
 
 PROBE_SECONDS = 2.0
 _PAGE = os.sysconf("SC_PAGE_SIZE")

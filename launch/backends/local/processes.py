@@ -20,8 +20,8 @@ from tfdist.launch.backends import interpreter
 from tfdist.launch.backends.interface import Plan
 from tfdist.launch.backends.local.descendants import become_subreaper, children, end_children
 from tfdist.launch.backends.local.fork_server import MESSAGE_BYTES
-from tfdist.launch.events import Event, Exited, Lost, NotStarted, Ready, Started, Stopped
-from tfdist.launch.output import last_lines
+from tfdist.launch.jobs.events import Event, Exited, Lost, NotStarted, Ready, Started, Stopped
+from tfdist.launch.terminal.output import last_lines
 
 SEND_SECONDS = 5.0
 """How long a message to the fork server may wait for it to read."""

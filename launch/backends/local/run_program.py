@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 from tfdist.errors import ClusterError, UnsupportedVersionError
 from tfdist.launch.backends.local import main_module
-from tfdist.launch.ending_signals import ending_signals
-from tfdist.launch.job import Program
+from tfdist.launch.jobs.ending_signals import ending_signals
+from tfdist.launch.jobs.job import Program
 from tfdist.process_cluster import current_cluster
 from tfdist.strategies.runtime import server
 from tfdist.strategies.runtime.streams import flush_streams

@@ -10,7 +10,7 @@ import subprocess
 import time
 from typing import IO
 
-from tfdist.launch.events import Output
+from tfdist.launch.jobs.events import Output
 
 ANSWER_SECONDS = 0.5
 """How long a task may take to print its stacks, before py-spy is asked."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from tfdist import machine
 from tfdist.launch.backends.local import sockets
-from tfdist.launch.events import Used
+from tfdist.launch.jobs.events import Used
 from tfdist.planner.use import Use
 from tfdist.quota import Quota, Spent, quota_of, spent
 

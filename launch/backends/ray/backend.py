@@ -18,8 +18,8 @@ from tfdist.launch.backends.local.ports import is_local
 from tfdist.launch.backends.ray.actor import Actor
 from tfdist.launch.backends.ray.actor_process import ActorProcess
 from tfdist.launch.backends.ray.placement import NO_HOST, WAIT_SECONDS, Placement
-from tfdist.launch.events import Event, Ready
-from tfdist.launch.job import Job, JobFiles, Program
+from tfdist.launch.jobs.events import Event, Ready
+from tfdist.launch.jobs.job import Job, JobFiles, Program
 from tfdist.messages import printable
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")

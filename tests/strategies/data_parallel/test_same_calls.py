@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from local_board import LocalBoard
 
-from tfdist.launch import supervisor
+from tfdist.launch.supervision import supervisor
 from tfdist.strategies.data_parallel import lost_tasks, same_calls
 from tfdist.strategies.data_parallel.board import DifferentCallsError
 from tfdist.strategies.data_parallel.same_calls import SameCalls, difference

@@ -12,10 +12,10 @@ import pytest
 from tfdist.choice import choose, prepared
 from tfdist.dialects import read
 from tfdist.errors import ClusterError
-from tfdist.launch import attached
 from tfdist.launch.backends.interface import Plan
 from tfdist.launch.errors import UsageError
-from tfdist.launch.job import Job, JobFiles, Program
+from tfdist.launch.jobs.job import Job, JobFiles, Program
+from tfdist.launch.supervision import attached
 from tfdist.strategies.checkpoint import folder_lock
 from tfdist.strategies.evaluator import chief_callback
 from tfdist.strategies.evaluator.folder import RUNNING, VARIABLE, EvaluationFolder

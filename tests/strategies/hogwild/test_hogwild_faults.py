@@ -98,9 +98,9 @@ def test_a_stopped_worker_delays_no_other(cluster, tmp_path):
 OPTIONS = ("--strategy", "hogwild", "--sync_period", "2", "--summary", "summary.json")
 
 SOON = """
-from tfdist.launch import restarts
+from tfdist.launch.jobs import restarts
 restarts.STOPPED_SECONDS = 3.0
-from tfdist.launch.cli import main
+from tfdist.launch.commands.cli import main
 main()
 """
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import keras
 import pytest
 
-from tfdist.launch.progress import SUFFIX as LAUNCHER_SUFFIX
-from tfdist.launch.progress import path_of, read
+from tfdist.launch.jobs.progress import SUFFIX as LAUNCHER_SUFFIX
+from tfdist.launch.jobs.progress import path_of, read
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
 from tfdist.strategies.runtime import fit_progress, preemption
 from tfdist.strategies.runtime.fit_progress import SUFFIX, FitProgress, close_all

@@ -9,8 +9,9 @@ import resource
 import subprocess
 import sys
 
-from tfdist.launch import cli, supervisor
 from tfdist.launch.backends.local import processes
+from tfdist.launch.commands import cli
+from tfdist.launch.supervision import supervisor
 
 FORK_SERVER = """
 import os, tfdist.launch.backends.local.fork_server as f

@@ -1,0 +1,1 @@
+"""Jobs that run without a terminal: in the background on this machine, or where a back end supervises them itself."""

@@ -1,0 +1,1 @@
+"""What the command line of a run holds: its flags, the program and its arguments, and defaults from a file."""

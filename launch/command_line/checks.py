@@ -1,0 +1,103 @@
+"""What is checked before anything is started: program and files of a command line."""
+
+import importlib.util
+import math
+import os
+import sys
+
+from absl import flags
+
+from tfdist.errors import nearest
+from tfdist.launch import standard_streams
+from tfdist.launch.command_line import splitting
+from tfdist.launch.errors import UsageError
+from tfdist.launch.jobs.job import Program
+
+
+def check_program(program: Program) -> None:
+    """Raises UsageError if there is no such script or module, or the bundled example lacks its images."""
+    if program.script is not None:
+        if fault := program.fault:
+            folder, name = os.path.split(program.script)
+            known = [] if os.path.isdir(program.script) else _names_in(folder or ".")
+            raise UsageError(f"{program.script}: {fault}{nearest(name, known)}")
+        return
+    assert program.module is not None
+    if program.module.endswith(".py") and os.path.isfile(program.module):
+        # Python would import the script as the package of a module `py`, so every task would train, and then fail.
+        raise UsageError(f"-m {program.module}: this is a script; name it without -m")
+    # Only the first part of the name: the search for the rest would run the package's code in the launcher.
+    package = program.module.partition(".")[0]
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.util.find_spec(package)
+    except ValueError:  # `-m __main__`
+        found = None
+    finally:
+        sys.path.pop(0)
+    if found is None:
+        raise UsageError(f"-m {program.module}: there is no module {package} in {os.getcwd()} or among the installed packages")
+    if program.module == splitting.EXAMPLE and importlib.util.find_spec("sklearn") is None:
+        raise UsageError("the bundled example needs scikit-learn for its images: pip install 'tfdist[examples]'")
+
+
+def check_folders(values: flags.FlagValues) -> None:
+    """Raises UsageError for a file where tasks on this machine, or TensorBoard, would need a folder."""
+    for name in ("backup_dir", "job_dir", "tensorboard"):
+        path = values[name].value
+        if not path or "://" in path or (values["backend"].value != "local" and name != "tensorboard"):
+            continue
+        there = os.path.abspath(path)
+        while not os.path.lexists(there):
+            there = os.path.dirname(there)
+        if not os.path.isdir(there):
+            what = "it" if there == os.path.abspath(path) else there
+            raise UsageError(f"--{name} {path}: {what} is not a folder; name a folder")
+        if name == "backup_dir" and not os.access(there, os.W_OK | os.X_OK):
+            raise UsageError(f"--{name} {path}: {there} cannot be written; name another folder")
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # There is none, or it cannot be read.
+        return []
+
+
+def check_numbers(values: flags.FlagValues) -> None:
+    """Raises UsageError for a flag that is "nan": absl takes it for a number within any range."""
+    for name in values:
+        value = values[name].value
+        if isinstance(value, float) and math.isnan(value):
+            raise UsageError(f"flag --{name}={value}: expected a number")
+
+
+def check_summary(path: str | None) -> None:
+    """Raises UsageError for a file that cannot be written, before hours of training instead of after them.
+
+    Removes an earlier summary, which must not be taken for that of this job.
+    """
+    if path is None:
+        return
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise UsageError(f"--summary {path}: this file cannot be written; name a file in an existing folder")
+    if os.path.isfile(path) and not standard_streams.is_one(path):
+        os.remove(os.path.realpath(path))  # A link to it stays.
+
+
+def environment(words: list[str]) -> dict[str, str]:
+    """Returns the variables of `--env`: `NAME=VALUE`, or `NAME` for the value that this process has.
+
+    Raises:
+        UsageError: if a name is none, or has no value here. The message does not show values.
+    """
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or name.strip() != name or "\0" in word:
+            raise UsageError("--env: expected NAME=... or NAME, which takes its value here")
+        if not equals and name not in os.environ:
+            raise UsageError(f"--env {name}: this variable has no value here; set it, or give --env {name}=...")
+        found[name] = value if equals else os.environ[name]
+    return found

@@ -1,0 +1,128 @@
+"""The command `tfdist`, also `python -m tfdist`: run, plan, translate, status, logs, cancel, scale, doctor, completion.
+
+Each verb imports what it needs when it runs, so that `tfdist --help` answers at once.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from tfdist.errors import nearest
+from tfdist.launch import standard_streams
+from tfdist.launch.errors import UsageError, print_error
+from tfdist.version import __version__
+
+HELP = """tfdist trains unchanged Keras 3 programs on a cluster described in whatever language you already have.
+
+usage: tfdist COMMAND ...
+
+  tfdist run -n 4 train.py                     run a program: here 4 workers on this machine
+  tfdist run --cluster FILE train.py           on a described cluster; --dry_run only shows what would be started
+  tfdist plan train.py --machines 8            measure it, and say which cluster would train it fastest
+  tfdist translate FILE --to tf_config         print a description in another language
+  tfdist status [HANDLE]                       how a job in the background is doing, or all of them
+  tfdist logs [-f] HANDLE [TASK]               its output, or that of one task
+  tfdist cancel HANDLE                         end it
+  tfdist scale HANDLE worker=4                 change the number of workers while it trains
+  tfdist status HANDLE --svg FILE              a picture of it, with the states of its tasks
+  tfdist doctor                                versions, devices, ports and tools: what a bug report needs
+  tfdist completion bash                       a script that completes commands, flags and handles (zsh, fish)
+
+tfdist COMMAND --help tells more. Exit code 2: a bad command line or description, and nothing was started.
+"""
+
+
+def _run(argv: list[str]) -> int:
+    from tfdist.launch.commands.cli import main as run
+
+    run(["tfdist run", *argv])
+
+
+def _plan(argv: list[str]) -> int:
+    from tfdist.launch.plan.command import main as plan
+
+    return plan(argv)
+
+
+def _translate(argv: list[str]) -> int:
+    from tfdist.translate import main as translate
+
+    return translate(["tfdist translate", *argv])
+
+
+def _job(verb: str) -> Callable[[list[str]], int]:
+    def run(argv: list[str]) -> int:
+        from tfdist.launch.commands import job_commands
+
+        return job_commands.main(verb, argv)
+
+    return run
+
+
+def _scale(argv: list[str]) -> int:
+    from tfdist.launch.commands.scale_command import main as scale
+
+    return scale(argv)
+
+
+def _doctor(argv: list[str]) -> int:
+    from tfdist.launch.commands.doctor import main as doctor
+
+    return doctor(argv)
+
+
+def _completion(argv: list[str]) -> int:
+    from tfdist.launch.commands.completion import main as completion
+
+    return completion(argv, tuple(COMMANDS))
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "run": _run,
+    "plan": _plan,
+    "translate": _translate,
+    "status": _job("status"),
+    "logs": _job("logs"),
+    "cancel": _job("cancel"),
+    "scale": _scale,
+    "doctor": _doctor,
+    "completion": _completion,
+}
+
+
+def main() -> NoReturn:
+    """Runs the command and exits with its code."""
+    standard_streams.open_closed()
+    words = sys.argv[1:]
+    try:
+        code = _main(words)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `tfdist status | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except UsageError as error:
+        print_error(error)
+        code = 2
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+def _main(words: list[str]) -> int:
+    if not words or words[0] in ("--help", "-h", "-help", "help"):
+        print(HELP, end="")
+        return 0 if words else 2
+    if words[0] in ("--version", "-V", "version"):
+        print(f"tfdist {__version__}")
+        return 0
+    command = COMMANDS.get(words[0])
+    if command is None:
+        raise UsageError(_unknown(words[0]))
+    return command(words[1:])
+
+
+def _unknown(word: str) -> str:
+    if word.startswith("-") or word.endswith(".py"):
+        return f"{word}: the command is missing; did you mean tfdist run {word}?"
+    return f"{word!r} is not a command; there are {', '.join(COMMANDS)}{nearest(word, COMMANDS)}"

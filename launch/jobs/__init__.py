@@ -1,0 +1,1 @@
+"""What a job is: its cluster and program, its settings, its states, and the events that happen to its tasks."""

@@ -1,0 +1,239 @@
+"""`run_attached`: runs a plan under the supervision of this process, from the log folder to the summary."""
+
+import dataclasses
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tfdist import strategies
+from tfdist.errors import ClusterError
+from tfdist.launch.backends.interface import Attached, BackendError, Plan, TaskRunner
+from tfdist.launch.errors import UsageError
+from tfdist.launch.jobs.ending_signals import ending_signals
+from tfdist.launch.jobs.job import JobFiles
+from tfdist.launch.jobs.job_status import JobStatus, State
+from tfdist.launch.jobs.settings import Settings
+from tfdist.launch.supervision import backups, scaling, summary
+from tfdist.launch.supervision.failure import Failure, ended_by
+from tfdist.launch.supervision.job_restarts import JobRestarts
+from tfdist.launch.supervision.log_folder import LogFolder, LogFolderError
+from tfdist.launch.supervision.supervisor import Outcome, Supervisor
+from tfdist.launch.supervision.tensorboard import TensorBoard
+from tfdist.launch.supervision.watcher import Watcher
+from tfdist.launch.terminal.live_view import LiveView
+from tfdist.launch.terminal.output import Terminal, last_lines
+from tfdist.messages import without_secrets
+from tfdist.strategies.evaluator.folder import VARIABLE, EvaluationFolder
+
+LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+
+
+def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher | None = None) -> int:
+    """Runs the plan to its end; returns the exit code of the command.
+
+    Raises:
+        ClusterError: if the back end cannot start it, for example because a described port is taken.
+        UsageError: if a folder cannot be used.
+        SystemExit: if a signal ends this process before the tasks run. The watcher hears of this and of every error.
+    """
+    watcher = watcher or Watcher()
+    cluster = plan.job.cluster
+    if note := strategies.tpu_note(cluster):
+        print(f"tfdist: {note}", file=sys.stderr)
+    # Who chooses the level wants to see what it shows.
+    verbose = plan.job.verbose or LEVEL in {**os.environ, **plan.job.environment}
+    terminal = Terminal([task.name for task in cluster.tasks], verbose=verbose)
+    watcher.begins(terminal.say)
+    try:
+        with _signals_raise():
+            return _run(back_end, plan, settings, watcher, terminal)
+    except BaseException as error:
+        watcher.changed(_given_up(error))
+        raise
+    finally:
+        terminal.close()
+
+
+def _run(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher, terminal: Terminal) -> int:
+    view = LiveView(plan.job, terminal, settings.view)
+    try:
+        folder = LogFolder(settings.log_dir, terminal.say)
+    except LogFolderError as error:
+        raise UsageError(f"--log_dir: {error}") from error
+    files = JobFiles(folder.path, folder.report_dir)
+    board: TensorBoard | None = None
+    try:
+        if plan.job.cluster.job("evaluator"):
+            plan = _with_evaluation_folder(plan, files)
+        plan, backup_dir = backups.with_backup_folder(plan, settings, files.log_dir)
+        if settings.tensorboard is not None:  # First: the back end ends what this process starts later.
+            board = TensorBoard(settings.tensorboard, files.log_dir, terminal.say)
+        runner = _started(back_end, plan, files, folder, watcher)
+        _announce(back_end, plan, files, backup_dir, terminal)
+
+        def publish(status: JobStatus, is_measured: bool) -> None:
+            view.update(status)
+            (watcher.measured if is_measured else watcher.changed)(status)
+            if board is not None:
+                board.look()
+                board.note(status)
+
+        restarts = JobRestarts(settings.max_restarts, settings.restart_window)
+        while True:
+            view.show()
+            is_restart = restarts.count > 0
+            supervisor = Supervisor(plan.job, files, back_end, runner, terminal, settings, publish, is_restart=is_restart)
+            outcome = supervisor.run()
+            view.hide()
+            delay = restarts.after(outcome)
+            if outcome.failure is None or delay is None:
+                break
+            when = f" in {delay:.0f} s" if delay else ""
+            which = f"restart {restarts.used} of {settings.max_restarts}"
+            terminal.say(f"{outcome.failure.reason}; all tasks are started again{when} ({which})")
+            if (number := _signal_within(delay)) is not None:
+                outcome = _ended(outcome, State.CANCELLED, ended_by(number))
+                break
+            files = JobFiles(folder.path, folder.new_report_dir())
+            try:
+                runner = _started(back_end, plan, files, folder, None)
+            except (ClusterError, BackendError) as error:  # Another program may have taken a port meanwhile.
+                outcome = _ended(outcome, State.FAILED, Failure(str(error), 2))
+                break
+        if settings.punisher is not None:
+            settings.punisher.tell_left(terminal.say)
+        code = _report(plan, files, outcome, restarts.count, settings.summary, terminal)
+        watcher.changed(dataclasses.replace(outcome.status, exit_code=code))
+        return code
+    finally:
+        back_end.release()
+        if board is not None:
+            board.close()
+        scaling.forget(folder.path)
+        folder.close()
+
+
+def _announce(back_end: Attached, plan: Plan, files: JobFiles, backup_dir: str | None, terminal: Terminal) -> None:
+    """Says what has been started, and where its files are."""
+    choice = plan.job.choice
+    terminal.say(f"{plan.job.cluster.describe()} on {_places(plan)}; {choice.strategy}: {choice.rule}")
+    terminal.say(f"logs in {files.log_dir}")
+    if backup_dir is not None:
+        terminal.say(f"backup of the training in {backup_dir}")
+    for warning in plan.warnings:
+        terminal.say(warning)
+    if not back_end.holds_ports:
+        terminal.say("this back end reserves no ports: the job fails if another program takes one before its task listens")
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Within the block, a signal that ends the job raises SystemExit, so that what was prepared is undone.
+
+    While tasks run, the supervisor receives the signals instead.
+    """
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(ended_by(number).exit_code)
+
+    wanted = [number for number in ending_signals() if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    previous = {number: signal.signal(number, end) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _given_up(error: BaseException) -> JobStatus:
+    """Returns the status of a job that ended with an error of its launcher, or with a signal before its tasks ran."""
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
+        if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128:
+            number = signal.Signals(error.code - 128)
+        ending = ended_by(number)
+        return JobStatus(State.CANCELLED, reason=ending.reason, exit_code=ending.exit_code)
+    text = without_secrets(" ".join(str(error).split())) or type(error).__name__
+    is_expected = isinstance(error, ClusterError | UsageError | BackendError)
+    return JobStatus(State.FAILED, reason=text, exit_code=2 if is_expected else 1)
+
+
+def _started(back_end: Attached, plan: Plan, files: JobFiles, folder: LogFolder, watcher: Watcher | None) -> TaskRunner:
+    """Starts the plan, and tells the watcher."""
+    try:
+        runner = back_end.start(plan, files)
+    except ClusterError:
+        folder.discard()
+        raise
+    except OSError as error:  # Too many open files or processes (ulimit -n, ulimit -u).
+        raise BackendError(f"the tasks cannot be started: {error}") from error
+    try:
+        if watcher is not None:
+            watcher.started(plan, files)
+    except OSError as error:
+        runner.close()
+        raise UsageError(f"the job cannot be recorded, and was not started: {error}") from error
+    return runner
+
+
+def _ended(outcome: Outcome, state: State, failure: Failure) -> Outcome:
+    """Returns the outcome of a job that is not started again."""
+    return dataclasses.replace(
+        outcome, failure=failure, status=dataclasses.replace(outcome.status, state=state, reason=failure.reason)
+    )
+
+
+def _signal_within(seconds: float) -> int | None:
+    """Waits; returns the number of a signal that ends the launcher, if one comes before the time is over."""
+    numbers = ending_signals()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        received = signal.sigtimedwait(numbers, seconds)
+        return None if received is None else received.si_signo
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _places(plan: Plan) -> str:
+    hosts = list(dict.fromkeys(task.host for task in plan.job.cluster.tasks))
+    return "this machine" if hosts == ["localhost"] else ", ".join(map(str, hosts[:4])) + (", ..." if hosts[4:] else "")
+
+
+def _with_evaluation_folder(plan: Plan, files: JobFiles) -> Plan:
+    """Names the folder of chief and evaluators to every task, and removes what an earlier chief wrote about its training."""
+    job_dir = plan.job.cluster.job_dir
+    if job_dir and "://" in job_dir:
+        job_dir = None
+    base = plan.job.environment.get(VARIABLE) or os.environ.get(VARIABLE) or job_dir
+    path = plan.job.path(base) if base else str(files.log_dir.absolute())
+    folder = EvaluationFolder(path)
+    if folder.is_used():
+        raise UsageError(f"{folder.base}: another job that runs now evaluates its checkpoints there; give each its own folder")
+    try:
+        folder.forget_training()
+    except OSError as error:
+        raise UsageError(f"{folder.base}: the chief and the evaluators cannot use this folder: {error}") from error
+    environment = {**plan.job.environment, VARIABLE: path}
+    return dataclasses.replace(plan, job=dataclasses.replace(plan.job, environment=environment))
+
+
+def _report(plan: Plan, files: JobFiles, outcome: Outcome, restarts: int, path: str | None, terminal: Terminal) -> int:
+    """Writes and shows the summary, or the failure; returns the exit code."""
+    values = summary.make(plan.job, files, outcome, restarts)
+    if path is not None:
+        try:
+            summary.write(values, path)
+        except OSError as error:
+            terminal.say(f"--summary: {error}")
+    lines = summary.lines(values)
+    if outcome.failure is not None:
+        lines = [outcome.failure.reason]
+        named = [files.log(task) for task in plan.job.cluster.tasks if task.name == outcome.failure.task]
+        log = next(iter(named), outcome.failure.log)
+        if log is not None and (last := last_lines(log)):
+            lines += [f"the last lines of {log}:", *(f"  {line}" for line in last)]
+    for line in lines:
+        terminal.say(line)
+    return outcome.failure.exit_code if outcome.failure else 0

@@ -1,0 +1,139 @@
+"""`FirstFailure`: finds the failure that caused the others, and thus why a job failed."""
+
+import signal
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist.launch.jobs.events import Exited, Stopped
+from tfdist.launch.jobs.job import Job
+from tfdist.launch.jobs.progress import read as read_progress
+from tfdist.launch.supervision.running_time import RunningTime
+from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
+
+SETTLE_SECONDS = 8.0
+"""A server that ends because of the chief may end this much earlier than the chief's process."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a job failed.
+
+    Attributes:
+        reason: a sentence.
+        exit_code: exit code of the launcher.
+        task: name of the task that caused it, or None.
+        log: a file that tells more where no task caused it, or None.
+        may_pass: whether the job may succeed if all tasks are started again.
+    """
+
+    reason: str
+    exit_code: int
+    task: str | None = None
+    log: Path | None = None
+    may_pass: bool = False
+
+
+def ended_by(number: int) -> Failure:
+    """Returns why a job failed that the user has ended with a signal."""
+    return Failure(f"ended by {signal.Signals(number).name}", 128 + number)
+
+
+def is_by_user(failure: Failure | None) -> bool:
+    """Returns whether a job that received a signal ended because of that: no task had failed."""
+    return failure is not None and failure.task is None
+
+
+def left_fit(reporter: str, report: Path) -> Failure | None:
+    """Returns the failure of a task that ended with 0 inside of `fit`; None if it has left `fit`, or never called it.
+
+    What ends a process at once with 0, as `os._exit(0)` and `exit` of a library do, looks like the end of a program.
+
+    Args:
+        reporter: the name of the task.
+        report: the path of its report.
+    """
+    progress = read_progress(report)
+    if progress is None or progress.phase == "idle":
+        return None
+    reason = (
+        f"{reporter} ended with 0 in the middle of `fit`, in epoch {progress.epoch} of {progress.epochs}: something ended its "
+        "process before its program had ended, such as os._exit(0)"
+    )
+    return Failure(reason, 1, reporter, may_pass=True)
+
+
+class FirstFailure:
+    """The failure that came first and does not follow from another.
+
+    Args:
+        job: the job.
+        exits: exit code by task name.
+        clock: returns seconds. Default: those for which this process runs.
+    """
+
+    def __init__(self, job: Job, exits: Mapping[str, int], clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or RunningTime()
+        self._exits = exits
+        self._stopped: dict[str, Stopped] = {}
+        self._training = {task.name for task in job.training}
+        self._suspect: tuple[float, Failure] | None = None  # When it counts, and the failure.
+
+    def stopped(self, event: Stopped) -> None:
+        """Notes that a signal stopped a task, or that it resumed: others may fail because it does not answer."""
+        if event.signal is None:
+            self._stopped.pop(event.task, None)
+        else:
+            self._stopped[event.task] = event
+
+    def last_stopped(self) -> set[str]:
+        """Returns the stopped tasks if all others that train have ended: nobody is left that would give them up."""
+        ended = self._training & self._exits.keys()
+        stopped = (self._training & self._stopped.keys()) - ended
+        return stopped if ended and ended | stopped == self._training else set()
+
+    def exited(self, event: Exited, servers: Set[str], no_task_served: bool) -> None:
+        """Judges the exit of a task.
+
+        Args:
+            event: the exit.
+            servers: names of the serving tasks that must run as long as the chief.
+            no_task_served: whether no serving task has listened.
+        """
+        is_training = event.task in self._training
+        if is_training and event.code == 0:
+            return
+        if event.code == 0 and all(self._exits.get(name) == 0 for name in servers) and not no_task_served:
+            if self._suspect and self._suspect[1].task in servers:
+                self._suspect = None  # The chief has ended all servers; its own process ends later.
+            return
+        now = self._clock()
+        if not is_training and event.code in (0, EXIT_CHIEF_FAILED):
+            # A server ends when the chief's program has ended, which is shortly before the chief's process ends.
+            reason = f"{event.task} ended by itself while the chief was still running"
+            self._suspect_from(now + SETTLE_SECONDS, Failure(reason, event.code or 1, event.task, may_pass=True))
+        else:
+            finished = [name for name, code in self._exits.items() if code == 0 and name in self._training]
+            before = f"; {', '.join(finished)} had ended with 0 before" if finished else ""
+            reason = f"{event.task} failed first: {event.cause}{before}"
+            silent = [each for each in self._stopped.values() if each.task != event.task]
+            if silent and event.code > 0:
+                names = ", ".join(f"{each.task} was stopped by {each.signal_name}" for each in silent)
+                reason = f"{names}, and {event.task} could not go on without it: {event.cause}{before}"
+            code = event.code if event.code >= 0 else 128 - event.code
+            # Exit code 2 is that of a bad description or command line, which stays bad.
+            self._suspect_from(now, Failure(reason, code, event.task, may_pass=code != 2))
+
+    def report(self, failure: Failure) -> None:
+        """Records a failure that precedes all others."""
+        self._suspect = (0.0, failure)
+
+    def get(self) -> Failure | None:
+        """Returns the first failure; None while there is none, or an earlier cause may still show up."""
+        if self._suspect is None or self._clock() < self._suspect[0]:
+            return None
+        return self._suspect[1]
+
+    def _suspect_from(self, when: float, failure: Failure) -> None:
+        if self._suspect is None or when < self._suspect[0]:
+            self._suspect = (when, failure)

@@ -1,0 +1,1 @@
+"""What the terminal shows of a job: the output of its tasks, and the live view below it."""

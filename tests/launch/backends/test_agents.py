@@ -1,0 +1,217 @@
+"""What launcher and agents say to each other, and what an agent checks before it starts anything."""
+
+import dataclasses
+import errno
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from support_paths import CHECKOUT
+
+from tfdist import Cluster, Task
+from tfdist.choice import choose
+from tfdist.errors import ClusterError
+from tfdist.launch.backends import ssh
+from tfdist.launch.backends.agents import agent, link
+from tfdist.launch.backends.agents.frames import BOOTSTRAP, START, Decoder, encode
+from tfdist.launch.backends.agents.link import Link
+from tfdist.launch.backends.agents.remote_tasks import RemoteTasks
+from tfdist.launch.backends.interface import Plan
+from tfdist.launch.jobs.events import Memory, Ready, Started, Used
+from tfdist.launch.jobs.job import Job, JobFiles, Program
+from tfdist.launch.jobs.progress import Progress, read
+from tfdist.planner.use import Use
+from tfdist.version import __version__
+
+MESSAGES = [
+    ({"output": "worker:0", "last": False}, b"\n{\0\xff" * 7),
+    ({"beat": True}, b""),
+    ({"output": "ü", "last": True}, b""),
+]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_messages_arrive_however_they_are_cut_and_what_a_login_shell_prints_is_skipped(size):
+    sent = b"Welcome to h1!\n\0tfdist {}\n" + START + b"".join(encode(message, data) for message, data in MESSAGES)
+    decoder = Decoder(START)
+    got = [found for start in range(0, len(sent), size) for found in decoder.feed(sent[start : start + size])]
+    assert [({name: value for name, value in message.items() if name != "bytes"}, data) for message, data in got] == MESSAGES
+
+
+def test_an_agent_refuses_a_folder_or_a_program_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ClusterError, match="the working folder /no/folder cannot be used there: No such file"):
+        agent._check({"folder": "/no/folder", "program": {"script": None}})
+    with pytest.raises(ClusterError, match=r"there is no program train\.py in .* there; copy it, or use a shared folder"):
+        agent._check({"folder": str(tmp_path), "program": {"script": "train.py"}})
+    agent._check({"folder": str(tmp_path), "program": {"script": None}})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "project/package").mkdir(parents=True)
+    (tmp_path / "project/package/__main__.py").write_text("")
+    hello = {"folder": "~/project", "program": {"script": "package"}}
+    agent._check(hello)
+    assert hello["folder"] == os.getcwd() == str(tmp_path / "project")
+
+
+def test_a_python_in_the_home_folder_of_a_host_is_found_by_its_shell(monkeypatch):
+    job = SimpleNamespace(options={"ssh_python": "~/my env/bin/python"})
+    remote = ssh._command("host", job)[-1]
+    assert remote.startswith("exec ~/'my env/bin/python' -c ")
+    job.options["ssh_python"] = "/opt/~/python"
+    assert ssh._command("host", job)[-1].startswith("exec '/opt/~/python' -c ")
+
+
+@pytest.fixture
+def open_link(tmp_path, monkeypatch):
+    links = []
+
+    def connect(body, silence=60.0):
+        command = [sys.executable, "-c", f"import os, sys, time\n{body}"]
+        links.append(Link("h1", command, {"silence": silence}, tmp_path / "h1.log"))
+        return links[-1]
+
+    yield connect
+    for each in links:
+        each.close()
+
+
+def until_lost(connection, seconds=20):
+    deadline = time.monotonic() + seconds
+    while connection.lost is None:
+        assert time.monotonic() < deadline
+        connection.tick()
+        connection.hear()
+        time.sleep(0.02)
+    return connection.lost
+
+
+def test_a_lost_connection_says_why(open_link, monkeypatch):
+    assert until_lost(open_link("sys.exit('Permission denied\\x1b[31m (publickey).')")) == (
+        f"{sys.executable} ended with 1: Permission denied\\x1b[31m (publickey)."
+    )
+    assert until_lost(open_link(f"os.write(1, {START!r} + b'garbage\\n'); time.sleep(60)")) == (
+        "something else than the agent wrote to the connection"
+    )
+    speaks_once = f"os.write(1, {START!r} + b'{{\"beat\": true}}\\n'); time.sleep(60)"
+    assert until_lost(open_link(speaks_once, silence=0.5)) == "nothing was heard from there for 0 s"
+    monkeypatch.setattr(link, "START_SECONDS", 0.5)
+    assert until_lost(open_link("time.sleep(60)")) == "nothing was heard from there for 0 s"
+
+
+def test_a_message_to_a_host_that_reads_nothing_waits_in_memory(open_link):
+    connection = open_link("time.sleep(60)")
+    begin = time.monotonic()
+    connection.say({"start": "x" * 10_000_000})
+    assert time.monotonic() - begin < 5 and connection.lost is None
+
+
+def test_the_bootstrap_takes_variables_from_its_first_line_and_not_from_its_command_line(tmp_path):
+    (tmp_path / "tfdist/launch/backends/agents").mkdir(parents=True)
+    for folder in ("tfdist", "tfdist/launch", "tfdist/launch/backends", "tfdist/launch/backends/agents"):
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "tfdist/launch/backends/agents/agent.py").write_text(
+        "import os, sys\ndef main(hello): print(hello['x'], os.environ['SECRET'], sys.stdin.read())"
+    )
+    line = encode({"env": {"SECRET": "a\nb"}, "path": [str(tmp_path)], "x": 1})
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/json.py").write_text("raise RuntimeError('this is not the library')")
+    got = subprocess.run(
+        [sys.executable, "-c", BOOTSTRAP],
+        input=line + b"rest",
+        env=environ,
+        cwd=tmp_path / "home",
+        capture_output=True,
+        timeout=30,
+    )
+    assert got.stdout == b"1 a\nb rest\n", got.stderr
+    assert str(CHECKOUT) not in BOOTSTRAP
+
+
+def test_what_an_agent_warns_of_is_shown_with_its_host(tmp_path):
+    cluster = Cluster((Task("worker", 0, "Gpu1", 1), Task("worker", 1, "gpu2", 1)))
+
+    def command(host):
+        hello = {"version": __version__, "address": f"10.0.0.{host[-1]}", "unknown_hosts": ["Gpu1"], "warnings": ["no GPU 7"]}
+        hello["ports"] = {f"worker:{int(host[-1]) - 1}": 4000 + int(host[-1])}
+        says = START + encode({"hello": hello}) + encode({"ready": True})
+        return [sys.executable, "-c", f"import os, time; os.write(1, {says!r}); time.sleep(60)"]
+
+    plan = Plan(Job(cluster, choose(cluster), Program(script="x.py")))
+    tasks = RemoteTasks(plan, JobFiles(tmp_path), command, "/")
+    try:
+        deadline, events = time.monotonic() + 20, []
+        while not events:
+            assert time.monotonic() < deadline
+            events = tasks.poll(0.1)
+        (ready,) = events
+        assert isinstance(ready, Ready) and ready.warnings == ("Gpu1: no GPU 7", "gpu2: no GPU 7")
+        # The first host is known only to the user's ssh, so its tasks get the address at which ssh reached it.
+        assert [task.address for task in ready.cluster.tasks] == ["10.0.0.1:4001", "gpu2:4002"]
+    finally:
+        for link_ in tasks._links.values():
+            link_._process.kill()
+        tasks.close()
+
+
+def test_process_id_memory_use_and_progress_of_a_remote_task_arrive_here(tmp_path):
+    use = Use(8.0, 0.9, 0.1, 0.95, 2, 0.5, None, 3.0, 4.0)
+    cluster = Cluster((Task("worker", 0, "h1", 1),))
+
+    def command(host):
+        hello = {"version": __version__, "address": "", "unknown_hosts": [], "warnings": [], "ports": {"worker:0": 4000}}
+        says = START + encode({"hello": hello}) + encode({"ready": True})
+        says += encode({"started": "worker:0", "pid": 4711}) + encode({"memory": "worker:0", "size": 61_000_000})
+        says += encode({"used": "worker:0", "use": dataclasses.asdict(use)})
+        says += encode({"steps": "worker:0"}, b"7") + encode({"progress": "worker:0"}, b'{"phase": "fit", "epoch": 2}')
+        # It speaks when it is told to start the task.
+        return [
+            sys.executable,
+            "-c",
+            f"import os, time; os.read(0, 1); os.read(0, 9999); os.write(1, {says!r}); time.sleep(60)",
+        ]
+
+    tasks = RemoteTasks(Plan(Job(cluster, choose(cluster), Program(script="x.py"))), JobFiles(tmp_path), command, "/")
+    try:
+        tasks.start(cluster.tasks[0], {}, str(tmp_path / "report.json"), False)
+        deadline, events = time.monotonic() + 20, []
+        while (progress := read(tmp_path / "report.json")) is None:
+            assert time.monotonic() < deadline
+            events += tasks.poll(0.1)
+        assert {Started("worker:0", 4711), Memory("worker:0", 61_000_000), Used("worker:0", use)} <= set(events)
+        assert progress == Progress("fit", 2)
+        assert (tmp_path / "report.json.steps").read_text() == "7"  # For `--fail_at`.
+    finally:
+        for link_ in tasks._links.values():
+            link_._process.kill()
+        tasks.close()
+
+
+def test_a_host_that_cannot_be_connected_to_for_want_of_files_is_a_task_that_cannot_be_started(tmp_path):
+    cluster = Cluster((Task("worker", 0, "h1", 1), Task("worker", 1, "h2", 2)))
+    started = []
+
+    def popen(command, **more):
+        if len(started) == limit:
+            raise OSError(errno.EMFILE, "Too many open files")
+        started.append(subprocess.Popen(command, **more))
+        return started[-1]
+
+    def begin():
+        plan = Plan(Job(cluster, choose(cluster), Program(script="x.py")))
+        return RemoteTasks(plan, JobFiles(tmp_path), lambda host: ["sleep", "60"], "/", popen=popen)
+
+    limit = 1
+    with pytest.raises(OSError, match="Too many open files"):
+        begin()
+    assert started.pop().returncode is not None  # It is not left.
+    limit = 2
+    tasks = begin()
+    tasks._drop("h1")  # As after a lost connection.
+    tasks.start(cluster.tasks[0], {}, None, False)
+    assert [(event.task, event.note) for event in tasks.poll(0.0)] == [("worker:0", "[Errno 24] Too many open files")]
+    tasks._drop("h2")
+    tasks.close()

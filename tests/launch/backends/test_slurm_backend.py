@@ -1,0 +1,239 @@
+"""The back ends slurm and srun on a real Slurm of this machine; the tasks run without TensorFlow."""
+
+import re
+import shlex
+import subprocess
+import sys
+import time
+
+import pytest
+import slurm_here
+from support_paths import CHECKOUT, PROGRAMS
+from tools import needs
+
+from tfdist.choice import choose, prepared
+from tfdist.dialects import read
+from tfdist.launch.backends import slurm
+from tfdist.launch.backends.interface import BackendError
+from tfdist.launch.jobs.job import Job, Program
+from tfdist.launch.jobs.job_status import JobStatus, State, TaskStatus
+from tfdist.launch.jobs.progress import Progress
+from tfdist.launch.supervision.state_file import StateFile
+
+SHOWN = (
+    "JobId=7 JobName=tfdist UserId=a b(0) JobState={} Reason={} Dependency=(null) Requeue=1 ExitCode={} RunTime=00:00:01 "
+    "NodeList=n[1-2] BatchHost=n1 StdOut=/a folder/tfdist-7.log Power="
+)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "code", "expected", "exit_code"),
+    [
+        ("PENDING", "Resources", "0:0", State.QUEUED, None),
+        ("RUNNING", "None", "0:0", State.RUNNING, None),
+        ("COMPLETED", "None", "0:0", State.SUCCEEDED, 0),
+        ("FAILED", "NonZeroExitCode", "3:0", State.FAILED, 3),
+        ("FAILED", "NonZeroExitCode", "143:0", State.CANCELLED, 143),
+        ("CANCELLED", "None", "0:15", State.CANCELLED, 143),
+        ("TIMEOUT", "TimeLimit", "0:0", State.FAILED, 1),
+        ("OUT_OF_MEMORY", "OutOfMemory", "0:125", State.FAILED, 253),
+        ("NODE_FAIL", "NodeDown", "1:0", State.FAILED, 1),
+    ],
+)
+def test_the_states_of_slurm_in_the_words_of_tfdist(monkeypatch, state, reason, code, expected, exit_code):
+    monkeypatch.setattr(slurm, "_slurm", lambda *words: SHOWN.format(state, reason, code))
+    got = slurm.Batch().status("7")
+    assert (got.state, got.exit_code) == (expected, exit_code)
+    assert reason in got.reason or reason in ("None", "NonZeroExitCode")
+    assert slurm._show("7")["StdOut"] == "/a folder/tfdist-7.log"
+
+
+@pytest.mark.parametrize(
+    ("accounting", "expected"),
+    [
+        ("FAILED|3:0|n1|None\n", State.FAILED),
+        ("CANCELLED by 0|0:15|n1|None\n", State.CANCELLED),
+        ("", None),
+        (BackendError("no sacct"), None),
+    ],
+)
+def test_a_job_that_the_controller_has_forgotten_is_asked_of_the_accounting(monkeypatch, accounting, expected):
+    def command(*words):
+        answer = BackendError("scontrol: Invalid job id specified") if words[0] == "scontrol" else accounting
+        if isinstance(answer, BackendError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(slurm, "_slurm", command)
+    if expected is not None:
+        assert slurm.Batch().status("7").state == expected
+        return
+    with pytest.raises(BackendError, match="Slurm does not know the job 7"):
+        slurm.Batch().status("7")
+
+
+def test_single_tasks_and_the_grace_period_come_from_the_launcher_in_the_batch_job(monkeypatch, tmp_path):
+    shown = "JobId=7 JobState={} Reason=None ExitCode={} NodeList=n1 WorkDir={} StdOut=x"
+    state = ["RUNNING"]
+    monkeypatch.setattr(slurm, "_slurm", lambda *words: shown.format(state[0], "0:0", tmp_path))
+    batch = slurm.Batch()
+    assert batch.status("7").tasks == () and slurm._grace("7") == 5.0
+    tasks = (TaskStatus("worker:0", State.SUCCEEDED, "n1", 0), TaskStatus("worker:1", State.RUNNING, "n1", memory=7))
+    running = JobStatus(State.RUNNING, tasks, progress=Progress("fit", 2))
+    StateFile(str(tmp_path / "tfdist-7.state.json"), 60.0).changed(running)
+    got = batch.status("7")
+    assert (got.tasks, got.progress, got.reason, slurm._grace("7")) == (tasks, Progress("fit", 2), "on n1", 60.0)
+    state[0] = "TIMEOUT"
+    assert [task.state for task in batch.status("7").tasks] == [State.SUCCEEDED, State.LOST]
+    (tmp_path / "tfdist-7.state.json").write_text('{"tasks": [7]}')
+    assert batch.status("7").tasks == ()
+
+
+def test_the_signal_before_the_time_limit_leaves_the_grace_period():
+    cluster = prepared(read({"worker": 2}))
+    for flags, expected in (((), "B:TERM@30"), (("--grace_period=90.5",), "B:TERM@116")):
+        job = Job(cluster, choose(cluster), Program("x.py"), flags=flags)
+        assert f"#SBATCH --signal={expected}\n" in slurm.plan_slurm(job).request
+
+
+def test_options_of_the_user_come_last_in_the_script_and_nothing_overrides_them(monkeypatch):
+    got = []
+    monkeypatch.setattr(slurm, "_slurm", lambda *words, text, environ: got.append((words, text, environ)) or "7\n")
+    monkeypatch.setenv("SBATCH_EXPORT", "NONE")
+    cluster = prepared(read({"worker": 2}))
+    options = {"slurm_options": "--gpus-per-node=4 --export=ALL,NAME=value"}
+    slurm.Batch().submit(slurm.plan_slurm(Job(cluster, choose(cluster), Program("x.py"), options=options)))
+    ((words, text, environ),) = got
+    lines = [line for line in text.splitlines() if line.startswith("#SBATCH ")]
+    assert lines[-2:] == ["#SBATCH --gpus-per-node=4", "#SBATCH --export=ALL,NAME=value"] and "#SBATCH --export=ALL" in lines
+    assert words == ("sbatch", "--parsable") and "SBATCH_EXPORT" not in environ
+
+
+def test_a_flag_that_is_given_twice_is_two_flags_in_the_script(tmp_path):
+    cluster = '{"chief": 1,\n "worker": 2, "ps": 1}'
+    faults = ["--fail_at=worker:1,step=30", "--fail_at=random,every=15,of=worker"]
+    words = ["run", "--backend", "slurm", "--dry_run", "--cluster", cluster, *faults, "--backup_dir", "kept", "x.py"]
+    got = subprocess.run([sys.executable, "-m", "tfdist", *words], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert got.returncode == 0, got.stderr
+    run = shlex.split(got.stdout[got.stdout.index("exec ") :])
+    assert {f"--cluster={cluster}", *faults, "--backup_dir=kept"} <= set(run), run
+
+
+@pytest.mark.parametrize("job_id", ["", "7;x", "--all", "1 2"])
+def test_ids_that_are_no_number_are_refused(job_id):
+    with pytest.raises(BackendError, match="is not a job id of Slurm"):
+        slurm.Batch().status(job_id)
+
+
+PROGRAM = """
+import json, os, pathlib, socket, sys, time
+config = json.loads(os.environ["TF_CONFIG"])
+me = config["task"]
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+listener.bind(("", int(config["cluster"]["worker"][me["index"]].rpartition(":")[2])))
+listener.listen()
+print("node", os.environ["SLURMD_NODENAME"], os.environ["KEY"], sys.argv[1:], flush=True)
+if sys.argv[1] == "stay": time.sleep(600)
+time.sleep(3)
+if me["index"] == 1: sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Returns a function that runs tfdist on a machine of a Slurm cluster."""
+    folder = tmp_path_factory.mktemp("slurm")
+    (folder / "quick").mkdir()
+    (folder / "quick" / "sitecustomize.py").write_text(
+        f"import sys\nsys.path.append({str(PROGRAMS)!r})\nimport quick_launcher\nquick_launcher.make_quick()\n"
+    )
+    (folder / "program.py").write_text(PROGRAM)
+    with slurm_here.slurm(folder) as environ:
+        environ |= {"PYTHONPATH": f"{folder / 'quick'}:{CHECKOUT}", "KEY": "geheim 7"}
+
+        def run(*words):
+            command = [sys.executable, "-m", "tfdist", *words]
+            return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
+
+        run.folder = folder
+        yield run
+        subprocess.run(["scancel", "--full", "--user=root"], env=environ, check=False)
+
+
+BATCH = (
+    "run",
+    "--backend",
+    "slurm",
+    "--cluster",
+    '{"worker": 3}',
+    "--slurm_nodes",
+    "2",
+    "--slurm_options=--nodelist=n1,n2",
+    "--env",
+    "KEY",
+)
+
+
+@pytest.mark.cluster
+@needs("slurm")
+def test_a_batch_job_runs_what_the_dry_run_shows_and_its_exit_code_and_output_come_back(cluster):
+    dry = cluster(*BATCH, "--dry_run", "program.py", "0", "a b")
+    assert "#SBATCH --nodes=2\n" in dry.stdout and dry.stdout.endswith("program.py -- 0 'a b'\n") and "geheim" not in dry.stdout
+    good = cluster(*BATCH, "program.py", "0", "a b")
+    assert good.returncode == 0, good.stdout + good.stderr
+    nodes = [re.search(rf"worker:{index} \| node (\w+) geheim 7 \['0', 'a b'\]", good.stdout)[1] for index in range(3)]
+    assert nodes == ["n1", "n1", "n2"]
+    bad = cluster(*BATCH, "program.py", "7")
+    assert bad.returncode == 7
+    assert (
+        "tfdist: worker:1 failed first: it exited with 7" in bad.stdout
+        and "failed: Slurm says FAILED, exit code 7" in bad.stdout
+    )
+
+
+@pytest.mark.cluster
+@needs("slurm")
+def test_a_batch_job_is_asked_and_ended_from_elsewhere_also_one_that_waits(cluster):
+    handle = cluster(*BATCH, "--detach", "program.py", "stay").stdout.strip()
+    assert re.fullmatch(r"slurm://\d+", handle)
+    waiting = cluster(*BATCH, "--slurm_options=--nodelist=n1,n2 --exclusive", "--detach", "program.py", "stay").stdout.strip()
+    deadline = time.monotonic() + 60
+    while "worker:2 | node n2" not in (logs := cluster("logs", handle).stdout):
+        assert time.monotonic() < deadline, logs
+        time.sleep(0.5)
+    assert cluster("logs", handle, "worker:1").stdout == "node n1 geheim 7 ['stay']\n"
+    running = [[f"worker:{index}", "running"] for index in range(3)]
+    while True:  # The launcher finds out that a task listens some time after the task has printed its line.
+        first, *tasks = (status := cluster("status", handle).stdout).splitlines()
+        assert first == f"{handle}  running: on n[1-2]"
+        if [line.split()[:2] for line in tasks] == running:
+            break
+        assert time.monotonic() < deadline, status
+        time.sleep(0.5)
+    assert cluster("status", waiting).stdout.startswith(f"{waiting}  queued: Slurm says PENDING, ")
+    assert cluster("cancel", waiting).stdout == f"{waiting}  cancelled\n"
+    assert cluster("cancel", handle).stdout == f"{handle}  cancelled\n"
+    assert cluster("status", handle).returncode == 1
+    assert "tfdist: ended by SIGTERM" in cluster("logs", "-f", handle).stdout
+    assert not any("geheim" in line for line in _environments_of("program.py"))
+
+
+def _environments_of(name):
+    """Returns command lines of processes that still run this program."""
+    got = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    return [line for line in got.splitlines() if name in line and "stay" in line]
+
+
+@pytest.mark.cluster
+@needs("slurm")
+def test_srun_outside_an_allocation_and_bad_options_are_one_line(cluster):
+    for words, message in (
+        (("run", "--backend", "srun", "-n", "2", "program.py"), "--backend srun: it runs inside an allocation of Slurm"),
+        ((*BATCH[:-4], "--slurm_options", "partition", "program.py"), "expected options of sbatch"),
+        ((*BATCH, "--slurm_options=--partition=no", "program.py"), "sbatch: error: invalid partition specified: no"),
+        (("status", "slurm://999"), "Slurm does not know the job 999"),
+    ):
+        got = cluster(*words)
+        assert (got.returncode, got.stderr.count("\n")) == (2, 1), got.stderr
+        assert message in got.stderr
