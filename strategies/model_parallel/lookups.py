@@ -15,11 +15,11 @@ from tfdist.strategies.private_api.gradient_devices import with_gradients
 
 @dataclass(frozen=True)
 class Table:
-    """A tensor or variable of two axes in equal parts.
+    """A tensor or variable in equal parts, of which rows along the first axis are looked up.
 
     Attributes:
         shape: of the whole table.
-        axis: the axis along which the parts make it up: 0 or 1.
+        axis: the axis along which the parts make it up.
         count: the number of all parts.
         own: the numbers of the parts of this task.
         devices: the device that asks for rows of each of these parts.
@@ -44,16 +44,18 @@ class Table:
         """
         rows = self.shape[0]
         indices = tf.where(indices < 0, indices + tf.cast(rows, indices.dtype), indices)
-        if self.axis == 1:
+        if self.axis:
             parts = [self._on_device(number, indices) for number in range(len(self.own))]
             others = self.count - len(self.own)
-            return SplitTensor(tuple(parts), len(indices.shape), self.devices, first=self.own.start, others=others)
+            return SplitTensor(
+                tuple(parts), len(indices.shape) + self.axis - 1, self.devices, first=self.own.start, others=others
+            )
         flat = tf.reshape(indices, [-1])
         pieces = rows_by_part(flat, rows, self.count)[self.own.start : self.own.stop]
         places = [chosen for chosen, _ in pieces]
         found = [self._on_device(number, local) for number, (_, local) in enumerate(pieces)]
         if len(self.own) < self.count:  # The other tasks look up the other rows.
-            where, shape = tf.concat(places, axis=0)[:, tf.newaxis], tf.stack([tf.size(flat), self.shape[1]])
+            where, shape = tf.concat(places, axis=0)[:, tf.newaxis], tf.stack([tf.size(flat), *self.shape[1:]])
             stitched = task_span.current().add(tf.scatter_nd(where, tf.concat(found, axis=0), shape))
         else:
             stitched = tf.dynamic_stitch(places, found)
@@ -66,17 +68,16 @@ class Table:
 
 
 def table(value: Any) -> Table | None:
-    """Returns a split tensor or variable, TensorFlow's or Keras', of two axes as a table; None for any other value.
+    """Returns a split tensor or variable, TensorFlow's or Keras', as a table; None for any other value.
 
     Rows of a variable of Keras are in the dtype in which its layer computes.
     """
     if isinstance(value, SplitTensor):
         own = range(value.first, value.first + len(value.parts))
-        found = Table(value.shape, value.axis, value.count, own, value.devices, lambda n, rows: tf.gather(value.parts[n], rows))
-        return found if value.rank == 2 else None
+        return Table(value.shape, value.axis, value.count, own, value.devices, lambda n, rows: tf.gather(value.parts[n], rows))
     is_keras = isinstance(value, KerasVariable) and not in_stateless_scope()
     inner = value._value if is_keras else value
-    if not isinstance(inner, SplitVariable) or inner.is_shard or len(inner.shape) != 2:
+    if not isinstance(inner, SplitVariable) or inner.is_shard:
         return None
 
     def rows_of(number: int, rows: tf.Tensor) -> tf.Tensor:

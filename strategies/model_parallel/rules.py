@@ -12,9 +12,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.model_parallel import nested
+from tfdist.strategies.model_parallel import moves, nested
 from tfdist.strategies.model_parallel.lookups import table
-from tfdist.strategies.model_parallel.split_tensor import SplitTensor, elementwise, operand
+from tfdist.strategies.model_parallel.split_tensor import SplitTensor, elementwise, operand, whole
 from tfdist.strategies.private_api import patches
 
 Operation = Callable[..., Any]
@@ -38,11 +38,6 @@ def install() -> None:
     patches.SOFTMAX.patch(_softmax)
     patches.ATTENTION.patch(_attention)
     patches.DROPOUT.patch(_dropout)
-
-
-def whole(value: Any) -> Any:
-    """Returns a `SplitTensor` as one tensor; any other value as it is."""
-    return value.whole() if isinstance(value, SplitTensor) else value
 
 
 def _binary(original: Operation, x1: Any, x2: Any) -> Any:
@@ -143,8 +138,11 @@ def _letters(subscripts: str, shapes: list[Any]) -> tuple[list[str] | None, str]
 
 def _take(original: Operation, x: Any, indices: Any, axis: int | None = None) -> Any:
     rows = table(x) if axis == 0 else None
+    x = operand(x) if rows is None else x
+    if isinstance(x, SplitTensor) and rows is None and axis is not None and axis % x.rank != x.axis:
+        return moves.gathered(x, whole(indices), axis % x.rank, lambda part, numbers, place: original(part, numbers, place))
     if rows is None:
-        return original(whole(operand(x)), whole(indices), axis)
+        return original(whole(x), whole(indices), axis)
     if isinstance(indices, tf.RaggedTensor):
         return indices.with_flat_values(whole(rows.take(indices.flat_values)))
     if isinstance(indices, tf.SparseTensor):  # Keras looks up row 0 for what is not there.
@@ -162,16 +160,12 @@ def transpose(original: Operation, x: Any, axes: Any = None) -> Any:
 
 
 def _reshape(original: Operation, x: Any, newshape: Any) -> Any:
-    """Keeps the split of a bias that a convolution reshapes to (1, …, channels)."""
+    """Keeps the split of a bias that a convolution reshapes to (1, …, channels), and of a table with other axes before it."""
     x = operand(x)
     if not isinstance(x, SplitTensor):
         return original(x, newshape)
-    (size,) = x.shape if x.rank == 1 else (None,)
-    places = [place for place, length in enumerate(newshape) if isinstance(length, int) and length == size]
-    if x.rank == 1 and len(places) == 1 and all(length == 1 for place, length in enumerate(newshape) if place != places[0]):
-        part_shape = [x.parts[0].shape[0] if place == places[0] else 1 for place in range(len(newshape))]
-        return x.on_parts(lambda number, part: original(part, part_shape), axis=places[0])
-    return original(whole(x), newshape)
+    found = moves.reshape(x, newshape)
+    return original(x.whole(), newshape) if found is None else found
 
 
 def _conv(original: Operation, inputs: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:

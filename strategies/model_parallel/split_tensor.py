@@ -114,7 +114,7 @@ class SplitTensor(tf.experimental.ExtensionType, tf.__internal__.types.Tensor): 
         return self.shape
 
     def __getitem__(self, key: Any) -> Any:
-        """Slices the whole tensor."""
+        """Slices the whole tensor. `moves.py` slices the parts where it can."""
         return self.whole()[key]
 
     def __len__(self) -> int:
@@ -226,7 +226,7 @@ def elementwise(function: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:
     place = one.axis - one.rank  # From the right, as broadcasting counts.
     parts = _parts_for(one, other, place)
     if parts is None:
-        return function(_whole(x), _whole(y))
+        return function(whole(x), whole(y))
     rank = max(one.rank, len(parts[0].shape))
 
     def on_part(number: int, part: Any) -> Any:
@@ -251,7 +251,7 @@ def _parts_for(one: SplitTensor, other: Any, place: int) -> Any:
         same = other.axis - other.rank == place and one.meets(other) and other.shape[other.axis] == one.shape[one.axis]
         if same:
             return other.parts
-    other = _whole(other)
+    other = whole(other)
     if other.shape.rank < -place or other.shape[place] == 1:
         return one.shared(other)
     if other.shape[place] is not None and other.shape[place] == one.shape[one.axis]:
@@ -259,7 +259,8 @@ def _parts_for(one: SplitTensor, other: Any, place: int) -> Any:
     return None
 
 
-def _whole(value: Any) -> Any:
+def whole(value: Any) -> Any:
+    """Returns a `SplitTensor` as one tensor; any other value as it is."""
     return value.whole() if isinstance(value, SplitTensor) else value
 
 
@@ -314,10 +315,10 @@ _OPERATORS = {
     "floordiv": tf.math.floordiv,
     "mod": tf.math.floormod,
     "pow": tf.pow,
-    "matmul": lambda x, y: tf.matmul(_whole(x), _whole(y)),
-    "and": lambda x, y: _whole(x) & _whole(y),
-    "or": lambda x, y: _whole(x) | _whole(y),
-    "xor": lambda x, y: _whole(x) ^ _whole(y),
+    "matmul": lambda x, y: tf.matmul(whole(x), whole(y)),
+    "and": lambda x, y: whole(x) & whole(y),
+    "or": lambda x, y: whole(x) | whole(y),
+    "xor": lambda x, y: whole(x) ^ whole(y),
 }
 _COMPARISONS = {
     "lt": tf.less,

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import replica_context
-from tfdist.strategies.model_parallel import task_span
+from tfdist.strategies.model_parallel import moves, task_span
 from tfdist.strategies.model_parallel.split_tensor import Splittable, SplitTensor, own_pieces
 from tfdist.strategies.private_api import CompositeTensorGradient, register_tensor_conversion
 from tfdist.strategies.private_api.overrides import overrides
@@ -23,14 +23,15 @@ class _ShardGradients(CompositeTensorGradient):  # type: ignore[misc]
         return list(value.handles)
 
     def replace_gradient_components(self, value: Any, component_grads: list[Any]) -> Any:
-        if any(gradient is None for gradient in component_grads):
+        if all(gradient is None for gradient in component_grads):
             return None
         if all(isinstance(gradient, tf.IndexedSlices) for gradient in component_grads):
             return _joined(component_grads, value.axis, value.first, len(value.handles) + value.others)
         parts = []
+        found = tf.convert_to_tensor(next(gradient for gradient in component_grads if gradient is not None))
         for device, gradient in zip(value.devices, component_grads, strict=True):
-            with tf.device(device):
-                parts.append(tf.convert_to_tensor(gradient))
+            with tf.device(device):  # A slice may have left out a shard.
+                parts.append(tf.zeros_like(found) if gradient is None else tf.convert_to_tensor(gradient))
         return SplitTensor(parts=tuple(parts), axis=value.axis, devices=value.devices, first=value.first, others=value.others)
 
 
@@ -44,10 +45,11 @@ def _joined(slices: list[Any], axis: int, first: int, count: int) -> Any:
         count: the number of all parts. Other tasks have the others.
     """
     spans = count > len(slices)
-    shape = slices[0].dense_shape * ([count, 1] if axis == 0 else [1, count])
-    if axis == 1:  # Each part looks up the same rows.
-        values, indices = tf.concat([each.values for each in slices], axis=1), slices[0].indices
-        return tf.IndexedSlices(task_span.current().gather(values, 1) if spans else values, indices, shape)
+    rank = slices[0].values.shape.rank
+    shape = slices[0].dense_shape * [count if each == axis else 1 for each in range(rank)]
+    if axis:  # Each part looks up the same rows.
+        values, indices = tf.concat([each.values for each in slices], axis=axis), slices[0].indices
+        return tf.IndexedSlices(task_span.current().gather(values, axis) if spans else values, indices, shape)
     begins = [number * tf.cast(each.dense_shape[0], each.indices.dtype) for number, each in enumerate(slices, first)]
     indices = tf.concat([each.indices + begin for each, begin in zip(slices, begins, strict=True)], axis=0)
     values = tf.concat([each.values for each in slices], axis=0)
@@ -164,6 +166,12 @@ class SplitVariable(InShards):
         if self._number is None:
             return split.whole()
         return task_span.current().read(tf.concat(split.parts, axis=self.axis), self.axis, self._number, self._name)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Slices the value; in a step its parts, so that no device gets all of them."""
+        is_split = self._here is None and replica_context.current() is not None
+        found = moves.item(self.as_split(), key) if is_split else NotImplemented
+        return self.value()[key] if found is NotImplemented else found
 
     def _write(self, method: str, value: Any) -> "SplitVariable":
         in_replica = tf.distribute.get_replica_context() is not None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.model_parallel import rules
+from tfdist.strategies.model_parallel import moves, rules
 from tfdist.strategies.model_parallel.lookups import table
 from tfdist.strategies.model_parallel.split_tensor import UNARY, SplitTensor, operand
 from tfdist.strategies.private_api import GlobalOpDispatcher
@@ -26,7 +26,7 @@ class _OnParts(GlobalOpDispatcher):  # type: ignore[misc]
         rule = _RULES.get(inspect.unwrap(op))
         if rule is None:
             return _NOT_SUPPORTED
-        if all(operand(value) is value for value in (*args, *kwargs.values())):
+        if all(operand(value) is value for value in tf.nest.flatten((args, kwargs))):
             return _NOT_SUPPORTED  # It has failed for another reason.
         return rule(*args, **kwargs)
 
@@ -87,9 +87,14 @@ def _transpose(a: Any, perm: Any = None, conjugate: bool = False, name: Any = No
 
 def _gather(params: Any, indices: Any, *others: Any, axis: Any = None, name: Any = None, **named: Any) -> Any:
     rows = table(params)
-    if rows is None or axis not in (None, 0) or any(map(bool, (*others, *named.values()))):
+    if rows is None or any(map(bool, (*others, *named.values()))):
         return _NOT_SUPPORTED
-    return rows.take(tf.convert_to_tensor(indices))
+    place = (axis or 0) % len(rows.shape)
+    if not place:
+        return rows.take(tf.convert_to_tensor(indices))
+    if place == rows.axis:
+        return _NOT_SUPPORTED
+    return moves.gathered(operand(params), indices, place, lambda part, numbers, at: tf.gather(part, numbers, axis=at))
 
 
 def _embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: Any = None) -> Any:
@@ -98,6 +103,16 @@ def _embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: Any = N
 
 def _sum(input_tensor: Any, axis: Any = None, keepdims: bool = False, name: Any = None) -> Any:
     return _NOT_SUPPORTED if axis is not None or keepdims else _added(tf.reduce_sum, operand(input_tensor))
+
+
+def _concat(values: Any, axis: Any, name: Any = "concat") -> Any:
+    found = moves.concatenate([operand(value) for value in values], axis)
+    return _NOT_SUPPORTED if found is NotImplemented else found
+
+
+def _reshape(tensor: Any, shape: Any, name: Any = None) -> Any:
+    found = None if isinstance(shape, tf.Tensor) else moves.reshape(operand(tensor), shape)
+    return _NOT_SUPPORTED if found is None else found
 
 
 def _added(function: Callable[[Any], Any], x: Any) -> Any:
@@ -114,7 +129,9 @@ _ELEMENTWISE = (
     *(tf.less, tf.less_equal, tf.greater, tf.greater_equal, tf.equal, tf.not_equal),
 )
 _BY_NAME: dict[Any, Callable[..., Any]] = {
-    **{function: _elementwise(function) for function in (*UNARY, *_ELEMENTWISE)},
+    **{function: _elementwise(function) for function in (*UNARY, *_ELEMENTWISE, *moves.MOVES)},
+    tf.concat: _concat,
+    tf.reshape: _reshape,
     tf.matmul: _matmul,
     tf.tensordot: _tensordot,
     tf.einsum: _einsum,

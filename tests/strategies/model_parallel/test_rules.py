@@ -139,6 +139,62 @@ def test_sum_transpose_softmax_and_reshape():
     equal(ops.reshape(split(x, 1), (6, 4)), x.reshape(6, 4), None)
 
 
+MOVES = {
+    "a slice along the other axis": (lambda x: ops.slice(x, (0, 1, 0), (2, 2, 6)), 2, 2),
+    "a slice of the parts": (lambda x: ops.slice(x, (0, 1, 2), (2, 2, 3)), 2, None),
+    "a slice of one part": (lambda x: tf.slice(x, (0, 0, 4), (-1, -1, 2)), 2, None),
+    "a slice to the end": (lambda x: tf.slice(x, (0, 0, 1), (-1, -1, -1)), 2, None),
+    "a slice of known tensors": (lambda x: tf.slice(x, tf.constant([0, 0, 1]), tf.constant([1, 3, 4])), 2, None),
+    "a slice without rows": (lambda x: tf.slice(x, (0, 0, 3), (2, 4, 0)), 2, None),
+    "rows that Python names": (lambda x: x[:, 1:3], 0, 0),
+    "rows of the parts": (lambda x: x[:, 1:3], 1, None),
+    "a row": (lambda x: x[:, -1], 1, None),
+    "a row of another axis, and a new one": (lambda x: x[tf.newaxis, 1, ..., tf.newaxis], 2, 2),
+    "every second": (lambda x: x[..., ::2], 2, None),
+    "reversed": (lambda x: x[..., ::-1], 2, None),
+    "broadcast": (lambda x: ops.broadcast_to(x, (3, 2, 4, 6)), 2, 3),
+    "new axes": (lambda x: ops.expand_dims(x, (0, -1)), 1, 2),
+    "without an axis": (lambda x: ops.squeeze(ops.expand_dims(x, 1), 1), 1, 1),
+    "without axes": (lambda x: tf.squeeze(tf.expand_dims(x, 0)), 1, 1),
+    "copies": (lambda x: ops.tile(x, (2, 1, 1)), 2, 2),
+    "copies of the parts": (lambda x: ops.tile(x, (1, 1, 2)), 2, None),
+    "axes joined before the parts": (lambda x: ops.reshape(x, (-1, 6)), 2, 1),
+    "axes taken apart behind the parts": (lambda x: ops.reshape(x, (1, 2, 4, 2, 3)), 1, 2),
+    "the axis of the parts taken apart": (lambda x: ops.reshape(x, (2, 4, 2, 3)), 2, None),
+    "rows along another axis": (lambda x: ops.take(x, [[1, 0], [3, 3]], axis=1), 2, 3),
+    "rows along another axis, behind the parts": (lambda x: ops.take(x, [1, 0, 3], axis=-2), 0, 0),
+    "rows of three axes": (lambda x: ops.take(x, [[1, 0], [1, 1]], axis=0), 0, None),
+    "rows of three axes, split behind them": (lambda x: ops.take(x, [[1, 0], [1, 1]], axis=0), 2, 3),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", MOVES)
+def test_moves_keep_the_split_along_other_axes(name, compiled):
+    move, own, axis = MOVES[name]
+    x = tf.constant(values(2, 4, 6))
+
+    def run(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            moved = move(x)
+            loss = ops.sum(moved * moved)
+        return moved, tape.gradient(loss, x)
+
+    wrap = tf.function if compiled else lambda function: function
+    expected, gradient = wrap(run)(x)
+    found, ours = wrap(run)(split(x, own))
+    equal(found, expected, axis)
+    np.testing.assert_allclose(tf.convert_to_tensor(ours), tf.convert_to_tensor(gradient), rtol=1e-5)
+
+
+def test_a_slice_whose_place_is_computed_is_whole():
+    x = tf.constant(values(2, 6, 4))
+    move = tf.function(lambda x, begin, size: tf.slice(x, tf.stack([0, begin, 0]), tf.stack([2, size, 4])))
+    for begin, size in [(0, 6), (0, 2), (2, 3), (4, 2), (5, 0)]:
+        equal(move(split(x, 1, parts=3), tf.constant(begin), tf.constant(size)), x[:, begin : begin + size], None)
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("indices", [[0, 5, 3, 3], [[-1, 2], [4, -6]]])
 def test_take_looks_rows_up_where_they_are(axis, indices):

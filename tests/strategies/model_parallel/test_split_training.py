@@ -137,11 +137,14 @@ def test_a_block_of_a_transformer_adds_up_activations_twice_and_gradients_twice(
     run, tasks = results
     if run != "2x2, four tasks":
         pytest.skip("a replica is in one task")
-    blocks, activations = 2, [None, 6, 16]  # Examples, words, channels.
+    blocks, activations, positions = 2, [None, 6, 16], [6, 16]  # Examples, words, channels.
     for task in tasks:
         sums = task["a_transformer"]["split"]["sums"]
         assert sums.count(activations) == blocks * (2 + 2)
-        assert len(sums) <= blocks * (2 + 2) + 12, sums  # Rows of the table, examples and metrics, and buckets of gradients.
+        assert sums.count(positions) == 1
+        assert len(sums) <= blocks * (2 + 2) + 1 + 12, (
+            sums
+        )  # Rows of the table, examples and metrics, and buckets of gradients.
 
 
 def test_what_a_replica_in_several_tasks_cannot_do_is_refused(results):

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers, ops
+from position_layers import Positions
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(104, 16)).astype("float32")
@@ -223,14 +224,15 @@ ATTENTION = {
     ".*(query|key|value)/kernel": (None, "model", None),
     ".*(query|key|value)/bias": ("model", None),
     ".*attention_output/kernel": ("model", None, None),
-    ".*embeddings": ("model", None),
+    ".*(embeddings|table)": ("model", None),
+    ".*token": (None, None, "model"),
     **PAIR,
 }
 
 
-def transformer(dropout, causal):
+def transformer(dropout, causal, token):
     inputs = keras.Input((6,), dtype="int32")
-    x = layers.Embedding(32, 16, name="words")(inputs)
+    x = Positions(8, token)(layers.Embedding(32, 16, name="words")(inputs))
     for number in range(2):
         normal = layers.LayerNormalization()(x)
         attention = layers.MultiHeadAttention(4, 4, dropout=dropout, seed=number, name=f"attention_{number}")
@@ -242,19 +244,18 @@ def transformer(dropout, causal):
 
 @case(ATTENTION, x=TEXTS, y=Y[:40])
 def a_transformer():
-    return compiled(transformer(0.0, causal=True), keras.optimizers.Adam(0.003))
+    return compiled(transformer(0.0, causal=True, token=False), keras.optimizers.Adam(0.003))
 
 
 @case(ATTENTION, x=TEXTS, y=Y[:40])
 def a_transformer_with_dropout():
-    return compiled(transformer(0.3, causal=False), keras.optimizers.SGD(0.05))
+    return compiled(transformer(0.3, causal=False, token=True), keras.optimizers.SGD(0.05))
 
 
 @case({".*kernel": (None, "model"), "(sequential.*/)?first": (None, "model"), "(sequential.*/)?second": ("batch", None)})
 def layouts_of_activations():
-    return compiled(
-        keras.Sequential([keras.Input((16,)), layers.Dense(8, name="first"), layers.Dense(12, name="second"), layers.Dense(12)])
-    )
+    dense = (layers.Dense(8, name="first"), layers.Dense(12, name="second"), layers.Dense(12))
+    return compiled(keras.Sequential([keras.Input((16,)), *dense]))
 
 
 COLUMNS = {".*kernel": (None, "model")}
@@ -382,8 +383,7 @@ class LookedUp(layers.Layer):
 
 @case({".*table": ("model", None)}, x=TEXTS, y=Y[:40])
 def a_table_looked_up_by_tensorflow():
-    inputs = keras.Input((6,), dtype="int32")
-    return compiled(keras.Model(inputs, layers.Dense(10)(layers.Flatten()(LookedUp()(inputs)))))
+    return compiled(keras.Sequential([keras.Input((6,), dtype="int32"), LookedUp(), layers.Flatten(), layers.Dense(10)]))
 
 
 OBJECTS = {own.__name__: own for own in (OwnStep, AssigningStep, Gated, Nested, OfSparse, Masked, Plain, LookedUp)}
