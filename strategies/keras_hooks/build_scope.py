@@ -109,5 +109,5 @@ def check_weights(model: Any, strategy: Any) -> None:
         if strategy_of(weight._value) is not strategy:
             raise ValueError(
                 f"the weight {weight.path} of {model.name} was created outside the strategy's scope, so it would not train "
-                "on all replicas; make and build its layer, and call enable_lora, inside `with strategy.scope():`"
+                "on all replicas; make and build its layer, and call enable_lora or quantize, inside `with strategy.scope():`"
             )

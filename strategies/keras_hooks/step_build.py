@@ -11,7 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.private_api import compute_output_spec, patches
+from tfdist.strategies.keras_hooks.interface import hooks_of
+from tfdist.strategies.private_api import DistributedVariable, compute_output_spec, patches
 
 _log = logging.getLogger("tfdist")
 _is_building = False
@@ -56,9 +57,21 @@ def build(model: Any, batch: Any) -> None:
 
 def _gradient(original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
     if not is_building():
-        return original(tape, target, sources, *args, **kwargs)
+        try:
+            return original(tape, target, sources, *args, **kwargs)
+        except ValueError:
+            _check_own_loop(sources)
+            raise
 
     def zeros(source: Any) -> Any:
         return tf.zeros_like(source) if tf.is_tensor(source) else tf.zeros(source.shape, source.dtype)
 
     return tf.nest.map_structure(zeros, sources)
+
+
+def _check_own_loop(sources: Any) -> None:
+    """Raises what a strategy says of loops of the user's own, if a tape has failed at its variables outside of replicas."""
+    hooks = hooks_of(tf.distribute.get_strategy()) if tf.distribute.in_cross_replica_context() else None
+    values = [getattr(source, "_value", source) for source in tf.nest.flatten(sources)]
+    if hooks is not None and any(isinstance(value, DistributedVariable) for value in values):
+        hooks.check_own_loop()

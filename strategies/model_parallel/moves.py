@@ -141,6 +141,13 @@ def tile(x: SplitTensor, multiples: Any, name: Any = None) -> Any:
     return x.on_parts(lambda _, part: tf.tile(part, copies))
 
 
+def repeat(x: SplitTensor, repeats: Any, axis: Any = None, name: Any = None) -> Any:
+    """Returns `tf.repeat` of a split tensor, split if it is not repeated along the axis of the parts."""
+    if axis is None or axis % x.rank == x.axis:
+        return tf.repeat(x.whole(), repeats, axis)
+    return x.on_parts(lambda _, part: tf.repeat(part, repeats, axis))
+
+
 def reshape(x: SplitTensor, shape: Sequence[int]) -> SplitTensor | None:
     """Returns a split tensor in another shape, if the axis of the parts is also one of that shape; else None."""
     known = x.shape.is_fully_defined() and all(isinstance(length, int) for length in shape)
@@ -200,6 +207,7 @@ MOVES: dict[Callable[..., Any], Callable[..., Any]] = {
     tf.expand_dims: expand_dims,
     tf.squeeze: squeeze,
     tf.tile: tile,
+    tf.repeat: repeat,
 }
 
 SplitTensor.__getitem__ = _getitem  # type: ignore[method-assign]

@@ -172,11 +172,8 @@ CHIEF_READS = (
 
 
 NO_REPLICAS = (
-    "a training loop of your own applies gradients outside of strategy.run, where there are no replicas; use fit, or call the step "
-    "with strategy.run on batches of strategy.experimental_distribute_dataset, as TensorFlow does"
-)
-NO_HANDLE = (
-    "DistributedVariable.handle is not available outside the replica context or a `tf.distribute.Strategy.update()` call"
+    "a training loop of your own computes or applies gradients outside of strategy.run, where there are no replicas; use fit, or "
+    "call the step with strategy.run on batches of strategy.experimental_distribute_dataset, as TensorFlow does"
 )
 PER_WORKER = "To use this dataset, you need to pass this dataset to ClusterCoordinator.create_per_worker_dataset"
 
@@ -268,7 +265,7 @@ GROUPS: dict[str, list[Row]] = {
         ),
         Row(
             "own_loop_in_the_scope", "the same inside the scope", near=FLOAT,
-            refused=dict.fromkeys(("mirrored", "multi_worker_mirrored", "partitioned", "spanning"), NO_HANDLE),
+            refused=dict.fromkeys(("mirrored", "multi_worker_mirrored", "partitioned", "spanning"), NO_REPLICAS),
         ),
         Row(
             "own_loop_with_strategy_run", "`strategy.run` on a distributed dataset, as in TensorFlow's guide", near=FLOAT,

@@ -345,7 +345,11 @@ def test_what_cannot_work_says_so(results):
         )
         assert "kernel was made outside the strategy's scope, and strategy.run cannot train it" in task["model_outside"]
         assert "would keep its first scale for ever; call optimizer.build" in task["unbuilt_scale"]
-        assert "was created outside the strategy's scope" in task["lora"] and "call enable_lora, inside" in task["lora"]
+        assert "computes or applies gradients outside of strategy.run" in task["gradients_in_the_scope"]
+        assert (
+            "was created outside the strategy's scope" in task["lora"]
+            and "call enable_lora or quantize, inside" in task["lora"]
+        )
 
 
 def test_every_case_of_the_program_is_looked_at_here(ran):

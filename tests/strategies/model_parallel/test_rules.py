@@ -158,6 +158,8 @@ MOVES = {
     "without axes": (lambda x: tf.squeeze(tf.expand_dims(x, 0)), 1, 1),
     "copies": (lambda x: ops.tile(x, (2, 1, 1)), 2, 2),
     "copies of the parts": (lambda x: ops.tile(x, (1, 1, 2)), 2, None),
+    "repeated": (lambda x: ops.repeat(x, 2, axis=1), 2, 2),
+    "repeated parts": (lambda x: ops.repeat(x, 2, axis=-1), 2, None),
     "axes joined before the parts": (lambda x: ops.reshape(x, (-1, 6)), 2, 1),
     "axes taken apart behind the parts": (lambda x: ops.reshape(x, (1, 2, 4, 2, 3)), 1, 2),
     "the axis of the parts taken apart": (lambda x: ops.reshape(x, (2, 4, 2, 3)), 2, None),

@@ -110,4 +110,11 @@ def refused(strategy):
             trained(strategy, *arguments, 1, scale=getattr(arguments[1], "scale_loss", None))
         except Exception as error:
             messages[name] = str(error)
+    try:
+        with strategy.scope(), tf.GradientTape() as tape:
+            loss = keras.ops.sum(inside(np.ones((2, 4), "float32")))
+        with strategy.scope():
+            tape.gradient(loss, inside.trainable_variables)
+    except ValueError as error:
+        messages["gradients_in_the_scope"] = str(error)
     return messages
