@@ -81,8 +81,9 @@ class KerasHooks(abc.ABC):
             ValueError: if such a loop cannot work. A strategy whose chief can make the update logs a warning instead.
         """
         raise ValueError(
-            "a training loop of your own computes or applies gradients outside of strategy.run, where there are no replicas; use "
-            "fit, or call the step with strategy.run on batches of strategy.experimental_distribute_dataset, as TensorFlow does"
+            "a training loop of your own computes or applies gradients outside of strategy.run, where there are no replicas; "
+            "use fit, or call the step with strategy.run on batches of strategy.experimental_distribute_dataset, as "
+            "TensorFlow does"
         )
 
     @abc.abstractmethod
