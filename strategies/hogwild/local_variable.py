@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.named_resource import NamedVariable
 from tfdist.strategies.coordinator.sync_on_read_variable import HandleSpec
+from tfdist.strategies.hogwild.by_reference import ByReference
 from tfdist.strategies.private_api import is_saving, outermost_graph, register_tensor_conversion, variable_accessed
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.runtime import chief_device
@@ -128,6 +129,10 @@ class LocalVariable(VariableBase):
             return self._handle_at_call_time()
         self._strategy_of.local_replicas.record_use(self)
         return self.replica.handle(self.place())
+
+    def __tf_tracing_type__(self, signature_context: Any) -> ByReference:
+        """Returns what a `tf.function` knows of this variable as an argument."""
+        return ByReference(self)
 
     def _handle_at_call_time(self) -> Any:
         """Returns the chief's variable in a function that the chief runs, with its value at the time of the call."""

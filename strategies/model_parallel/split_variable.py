@@ -171,7 +171,7 @@ class SplitVariable(InShards):
         """Slices the value; in a step its parts, so that no device gets all of them."""
         is_split = self._here is None and replica_context.current() is not None
         found = moves.item(self.as_split(), key) if is_split else NotImplemented
-        return self.value()[key] if found is NotImplemented else found
+        return super().__getitem__(key) if found is NotImplemented else found
 
     def _write(self, method: str, value: Any) -> "SplitVariable":
         in_replica = tf.distribute.get_replica_context() is not None

@@ -36,6 +36,10 @@ def test_a_step_builds_an_optimizer_of_the_models_own(results):
     assert results["built"] == [8, [True, True]]
 
 
+def test_a_function_takes_variables_as_arguments(results):
+    assert results["arguments"] == [6.0, 14.0, 20.0, 14.0, 2]
+
+
 def test_a_killed_ps_resets_no_optimizer_slots_and_a_save_at_that_moment_has_them(results):
     found, iterations = results["slots"]
     assert len(found) == 4 and iterations == 256

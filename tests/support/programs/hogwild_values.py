@@ -111,6 +111,18 @@ def built_by_the_step():
     return int(model.own.iterations), moved
 
 
+def variables_as_arguments():
+    """Returns what a function computes with two variables, before and after assignments, and how often it is traced."""
+    with strategy.scope():
+        one, other = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
+    function = tf.function(lambda variable, factor: tf.reduce_sum(variable * factor))
+    factor, found = tf.constant(2.0), []
+    for _ in range(2):
+        found += [float(function(one, factor)), float(function(other, factor))]
+        one.assign_add(other)
+    return [*found, function.experimental_get_tracing_count()]
+
+
 def slots_after_a_killed_ps():
     """Returns Adam's second moment, and what it should be: in a file that is saved at once, and after the next epoch."""
     with strategy.scope():
@@ -136,5 +148,6 @@ def slots_after_a_killed_ps():
 
 results = {"variances": moving_variances(), "scales": scales_of_float8(), "assigned": assigned_before_a_save()}
 results["built"] = built_by_the_step()
+results["arguments"] = variables_as_arguments()
 results["slots"] = slots_after_a_killed_ps()
 Path("results.json").write_text(json.dumps(results))
