@@ -5,6 +5,7 @@ tensors, as Keras builds other models. It assigns nothing, all gradients are zer
 """
 
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from tfdist.strategies.private_api import DistributedVariable, compute_output_sp
 
 _log = logging.getLogger("tfdist")
 _is_building = False
+_finished: weakref.WeakSet[Any] = weakref.WeakSet()  # Models whose step got to its end.
 
 
 def install() -> None:
@@ -26,6 +28,11 @@ def install() -> None:
 def is_building() -> bool:
     """Returns whether a step is traced to build its model."""
     return _is_building
+
+
+def has_built(model: Any) -> bool:
+    """Returns whether the step of a model has built it to the end. Layers that are not built then, it does not call."""
+    return model in _finished
 
 
 def build(model: Any, batch: Any) -> None:
@@ -46,6 +53,7 @@ def build(model: Any, batch: Any) -> None:
     _is_building = True
     try:
         compute_output_spec(step, tf.nest.map_structure(symbolic, batch))
+        _finished.add(model)
     except Exception as error:  # The first step will raise it, too, if it is the step's own.
         _log.debug("the train_step of %s does not build the model", model.name, exc_info=error)
     finally:

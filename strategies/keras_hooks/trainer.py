@@ -150,7 +150,7 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
     has_call = type(model).call not in (keras.Model.call, keras.Layer.call)
     if hooks is not None and iterator is not None:
         iterator, data_batch = None, None if _is_complete(model, has_call) else _example_batch(hooks, iterator)
-        if _has_own_step(model) and not _has_all_variables(model):
+        if _has_own_step(model) and not step_build.has_built(model) and not _has_all_variables(model):
             with model.distribute_strategy.scope():
                 step_build.build(model, data_batch)
     if hooks is not None and not model.built and not has_call:
@@ -222,7 +222,8 @@ def _calls_itself(model: Any) -> bool:
 
     Keras marks a model as built whose call has failed, so each of its layers counts.
     """
-    if _has_own_step(model) and (model.built or is_default(model.build)) and _has_all_variables(model):
+    is_built = (model.built or is_default(model.build)) and _has_all_variables(model)
+    if _has_own_step(model) and (is_built or step_build.has_built(model)):
         model.built = True
         return True
     return False
@@ -245,7 +246,7 @@ def _mark_as_built(model: Any) -> None:
         ValueError: if a layer of the model is not built.
     """
     unbuilt = [layer.name for layer in model._flatten_layers(include_self=False) if not _is_built(layer)]
-    if unbuilt:
+    if unbuilt and not step_build.has_built(model):
         raise ValueError(
             f"the model {model.name} has no call() method, and its layer {unbuilt[0]} is not built, so its variables are "
             "unknown; give the layer's model an Input, or call it on a batch before fit"

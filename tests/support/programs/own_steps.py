@@ -69,6 +69,8 @@ class Inverse(keras.Model):
         self.decoder = keras.Sequential([keras.layers.Dense(4)])
         if is_built:
             self.decoder(self.encoder(X))
+        else:
+            self.left_over = keras.layers.Dense(4)  # No step calls it, as one in Keras' transformer for speech.
 
     def call(self, code):
         return self.decoder(code)
