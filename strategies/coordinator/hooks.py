@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.executions import Executions, WorkersGoneError
+from tfdist.strategies.coordinator.calls.executions import Executions, WorkersGoneError
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.coordinator.training_loop import OpenEpochs, Steps, TrainingLoop
 from tfdist.strategies.inputs.batches import as_tensors, concatenated

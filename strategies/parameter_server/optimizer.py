@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.coordinator.calls.tensor_fusion import flatten, is_small, unflatten
 from tfdist.strategies.coordinator.extended import unwrapped
-from tfdist.strategies.coordinator.tensor_fusion import flatten, is_small, unflatten
 from tfdist.strategies.keras_hooks import replica_context
 from tfdist.strategies.keras_hooks.optimizer import ELEMENTWISE
 from tfdist.strategies.parameter_server import fused_adam, fused_reads

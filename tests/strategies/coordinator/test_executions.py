@@ -8,15 +8,15 @@ import pytest
 from support_paths import PROGRAMS
 
 from tfdist.cluster import Task
-from tfdist.strategies.coordinator import executions as module
-from tfdist.strategies.coordinator import group_answers
-from tfdist.strategies.coordinator.backups import Backups
-from tfdist.strategies.coordinator.call_gate import CallGate
-from tfdist.strategies.coordinator.execution import State
-from tfdist.strategies.coordinator.executions import Executions, WorkersGoneError
-from tfdist.strategies.coordinator.group_answers import GroupAnswers
-from tfdist.strategies.coordinator.membership import Membership
-from tfdist.strategies.coordinator.server_watch import ServersGoneError
+from tfdist.strategies.coordinator.calls import executions as module
+from tfdist.strategies.coordinator.calls.backups import Backups
+from tfdist.strategies.coordinator.calls.execution import State
+from tfdist.strategies.coordinator.calls.executions import Executions, WorkersGoneError
+from tfdist.strategies.coordinator.members import group_answers
+from tfdist.strategies.coordinator.members.call_gate import CallGate
+from tfdist.strategies.coordinator.members.group_answers import GroupAnswers
+from tfdist.strategies.coordinator.members.membership import Membership
+from tfdist.strategies.coordinator.members.server_watch import ServersGoneError
 
 PS = 9
 
