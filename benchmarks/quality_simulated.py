@@ -25,7 +25,7 @@ import periodic_oracles as oracles  # noqa: E402
 from quality_data import CLASSES, FEATURES, HIDDEN, LOCAL_BATCH, STEPS, mnist1d  # noqa: E402
 from rounds_in_numpy import Fragment, Replica  # noqa: E402
 
-from tfdist.strategies.hogwild import rounds  # noqa: E402
+from tfdist.strategies.hogwild.synchronization import rounds  # noqa: E402
 from tfdist.strategies.hogwild.synchronization.outer_schedule import momentum_for  # noqa: E402
 
 MOMENTUM = 0.9

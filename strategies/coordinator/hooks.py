@@ -15,9 +15,9 @@ from tfdist.strategies.coordinator.training_loop import OpenEpochs, Steps, Train
 from tfdist.strategies.inputs.batches import as_tensors, concatenated
 from tfdist.strategies.inputs.input_feed import Batch
 from tfdist.strategies.inputs.source import BatchSource
-from tfdist.strategies.keras_hooks.batch_normalization import warn_of_normalization
+from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
-from tfdist.strategies.keras_hooks.shard_check import ShardCheck
+from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_normalization
 from tfdist.strategies.keras_hooks.step_logs import with_metrics
 from tfdist.strategies.runtime import chief_device
 

@@ -17,8 +17,8 @@ from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.inputs.batches import as_tensors
 from tfdist.strategies.inputs.source import BatchIterator
 from tfdist.strategies.keras_hooks import calls
+from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import Logs
-from tfdist.strategies.keras_hooks.shard_check import ShardCheck
 
 _log = logging.getLogger("tfdist")
 

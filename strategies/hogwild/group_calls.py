@@ -39,7 +39,7 @@ from tfdist.strategies.hogwild.synchronization.outer_schedule import OuterSchedu
 from tfdist.strategies.hogwild.timing.measured_delay import FIRST, MeasuredDelay
 from tfdist.strategies.hogwild.timing.schedules import is_due
 from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInput, next_batch
-from tfdist.strategies.keras_hooks.overwritten import is_overwritten
+from tfdist.strategies.keras_hooks.replicas.overwritten import is_overwritten
 from tfdist.strategies.runtime import chief_device
 
 _log = logging.getLogger("tfdist")

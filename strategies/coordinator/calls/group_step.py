@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.strategies.inputs.batch_shards import Layout, per_replica
 from tfdist.strategies.inputs.batches import concatenated, none_without_examples, rows_of
-from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.private_api.user_functions import without_optionals
 
 _InParts = tf.experimental.ExtensionType  # `model_parallel.split_tensor.SplitTensor` is one.

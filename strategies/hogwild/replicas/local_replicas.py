@@ -1,6 +1,6 @@
 """`LocalReplicas`: the local replicas of all worker groups, as the chief manages them.
 
-A facade. Each part has a file: groups that train (coordinator/membership.py), variables in blocks (block_registry.py), weights
+A facade. Each part has a file: groups that train (membership.py), variables in blocks (block_registry.py), weights
 of pushes (push_weights.py), functions that groups run (synchronization_functions.py), how long groups wait for each other
 (grace.py), collection of all progress (collector.py), and values on the chief (chief_values.py).
 """

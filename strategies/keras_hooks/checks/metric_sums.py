@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.replica_context import Replica
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
 
 _KEEPS = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "TensorScatterAdd")
 """Operations whose result is a sum if their first operand is."""

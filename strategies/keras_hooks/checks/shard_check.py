@@ -23,10 +23,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import added_losses, examples_in_branches, metric_trial
-from tfdist.strategies.keras_hooks.added_losses import AddedLosses, sums_among
-from tfdist.strategies.keras_hooks.batch_normalization import Frozen
-from tfdist.strategies.keras_hooks.own_code import (
+from tfdist.strategies.keras_hooks.checks import examples_in_branches, metric_trial
+from tfdist.strategies.keras_hooks.checks.own_code import (
     has_own_code,
     has_own_loss,
     has_own_metrics,
@@ -35,8 +33,7 @@ from tfdist.strategies.keras_hooks.own_code import (
     has_own_updates,
     is_known,
 )
-from tfdist.strategies.keras_hooks.replica_context import Replica, entered
-from tfdist.strategies.keras_hooks.step_trial import (
+from tfdist.strategies.keras_hooks.checks.step_trial import (
     LEAST_CHANGE,
     LEAST_NORM,
     changing_operations,
@@ -52,7 +49,11 @@ from tfdist.strategies.keras_hooks.step_trial import (
     variables_of,
     what_changes,
 )
-from tfdist.strategies.keras_hooks.warned import is_first_warning
+from tfdist.strategies.keras_hooks.replicas import added_losses
+from tfdist.strategies.keras_hooks.replicas.added_losses import AddedLosses, sums_among
+from tfdist.strategies.keras_hooks.replicas.batch_normalization import Frozen
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, entered
+from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 from tfdist.strategies.private_api.user_functions import without_optionals
 
 _TOLERANCE, _GPU_TOLERANCE, _HALF_TOLERANCE = 0.0005, 0.005, 0.05

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.replica_context import Replica
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
 from tfdist.strategies.private_api import is_stateful_operation
 
 MOST_EXAMPLES = 4

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import replica_context
-from tfdist.strategies.keras_hooks.replica_context import Replica
+from tfdist.strategies.keras_hooks.replicas import replica_context
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
 
 _MOST_LAYERS = 256
 """Layers of a model that are looked at. All tasks have to send each other as many numbers."""

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import metric_trial
+from tfdist.strategies.keras_hooks.checks import metric_trial
 from tfdist.strategies.private_api import TensorFlowTrainer
 
 

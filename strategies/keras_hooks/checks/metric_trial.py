@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.replica_context import Replica
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
 
 _MOST_VARIABLES = 256
 """Variables of a model's metrics that are looked at. All tasks have to send each other as many numbers."""

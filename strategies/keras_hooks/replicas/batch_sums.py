@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import added_losses, replica_context
-from tfdist.strategies.keras_hooks.warned import is_first_warning
+from tfdist.strategies.keras_hooks.replicas import added_losses, replica_context
+from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 from tfdist.strategies.private_api import patches
 
 _ADDS = ("AddV2", "AddN", "Sub")

@@ -11,10 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.held_updates import HeldUpdates
-from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
-from tfdist.strategies.keras_hooks.replica_context import Replica
-from tfdist.strategies.keras_hooks.sent_dtypes import sent_as
+from tfdist.strategies.keras_hooks.replicas.held_updates import HeldUpdates
+from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
+from tfdist.strategies.keras_hooks.replicas.sent_dtypes import sent_as
 from tfdist.strategies.private_api import keras_loss_module
 
 _TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.05

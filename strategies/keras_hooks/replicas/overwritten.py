@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
+from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 
 _HISTORY = "_amax_history"
 """How the names of Keras' histories of maxima end. Only their first number is of this batch."""

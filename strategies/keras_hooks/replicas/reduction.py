@@ -4,9 +4,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import replica_context
-from tfdist.strategies.keras_hooks.same_rows import with_values
-from tfdist.strategies.keras_hooks.sent_dtypes import sent_as
+from tfdist.strategies.keras_hooks.replicas import replica_context
+from tfdist.strategies.keras_hooks.replicas.same_rows import with_values
+from tfdist.strategies.keras_hooks.replicas.sent_dtypes import sent_as
 from tfdist.strategies.private_api import batch_reduce_destination
 
 

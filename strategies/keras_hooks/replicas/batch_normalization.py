@@ -11,10 +11,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import replica_context
-from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
-from tfdist.strategies.keras_hooks.replica_context import Replica
-from tfdist.strategies.keras_hooks.warned import is_first_warning
+from tfdist.strategies.keras_hooks.replicas import replica_context
+from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
+from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.private_api.own_gradients import register, with_gradient
 
