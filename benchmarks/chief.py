@@ -137,7 +137,7 @@ def profile_threads(folder):
     """Profiles the main thread and the threads of the groups. Returns a function that writes and restarts the profiles."""
     import cProfile
 
-    from tfdist.strategies.coordinator import worker_groups
+    from tfdist.strategies.coordinator.members import worker_groups
 
     profiles = []
     original = worker_groups._QueueReader._process_queue

@@ -14,7 +14,7 @@ import quality_simulated
 from rounds_in_numpy import Compressed
 
 BLOCK = 256
-"""Values that share a scale, as in strategies/hogwild/compression.py."""
+"""Values that share a scale, as in strategies/hogwild/synchronization/compression.py."""
 
 
 def bfloat16(values):

@@ -8,7 +8,7 @@ evenly spread over the period. The outer optimizers are those of tests/support/p
 the reply one period after the push.
 
 With outer=rounds, groups push each fragment at the same update and pull the result of the round `delay` updates later. The
-rules are those of the strategy, in strategies/hogwild/rounds.py.
+rules are those of the strategy, in strategies/hogwild/synchronization/rounds.py.
 """
 
 import ast
@@ -25,8 +25,8 @@ import periodic_oracles as oracles  # noqa: E402
 from quality_data import CLASSES, FEATURES, HIDDEN, LOCAL_BATCH, STEPS, mnist1d  # noqa: E402
 from rounds_in_numpy import Fragment, Replica  # noqa: E402
 
-from tfdist.strategies.hogwild import rounds  # noqa: E402
-from tfdist.strategies.hogwild.outer_schedule import momentum_for  # noqa: E402
+from tfdist.strategies.hogwild.synchronization import rounds  # noqa: E402
+from tfdist.strategies.hogwild.synchronization.outer_schedule import momentum_for  # noqa: E402
 
 MOMENTUM = 0.9
 
@@ -93,7 +93,7 @@ class Network:
 
 
 class GlobalParameters:
-    """Global parameters and outer optimizer. `take` returns a new baseline, see strategies/hogwild/outer_optimizers.py."""
+    """Global parameters and outer optimizer. `take` returns a new baseline, see outer_optimizers.py of `hogwild`."""
 
     def __init__(self, outer, start, groups, rate, momentum):
         self.outer, self.groups = outer, groups
@@ -228,7 +228,7 @@ def train(
         kick: part of what a pull adds to a replica that it also adds to the momentum of the inner optimizer.
         attract: part of the way to its baseline that a replica moves with each update.
         follows: the outer momentum grows as the schedule lowers the learning rate, until an outer step is this many times as
-            far as the groups went, see strategies/hogwild/outer_schedule.py.
+            far as the groups went, see strategies/hogwild/synchronization/outer_schedule.py.
         qsr: the period is max(period, (qsr / learning rate)^2), which the schedule lowers (arXiv 2310.14423).
         spread: whether groups synchronize evenly spread over the period. Otherwise all synchronize at the same step.
         waits: whether groups wait for each other at the end of each round. Not with spread or overlap.

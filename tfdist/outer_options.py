@@ -51,4 +51,4 @@ OUTER_OPTIMIZERS = {
     "elastic": OuterOptions(("elastic_rate",), pushes_parameters=True, weighs_groups=False),
     "sum": OuterOptions(weighs_groups=False, allows_adaptive=False),
 }
-"""Outer optimizers by name. `tfdist.strategies.hogwild.outer_optimizers` implements each of them."""
+"""Outer optimizers by name. `tfdist.strategies.hogwild.synchronization.outer_optimizers` implements each of them."""

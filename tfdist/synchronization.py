@@ -95,11 +95,11 @@ class Synchronization:
 
             "ring" and "pair" need at least two server groups and `outer="average"`.
         compression: how float32 parameters are sent, in both directions. "float32" sends all bits, "bf16" half the bytes,
-            "int8" about a quarter and "int4" about an eighth; see `tfdist.strategies.hogwild.compression`. The rounding error
-            is added to the next push (error feedback, arXiv 1901.09847). Default None: the chief measures the network between
-            hosts, and chooses (`tfdist.default_compression`); on one host "float32". `parameter_server` takes this option, too,
-            with "float32", the default there, and "bf16": parameters and gradients of each step travel rounded, without error
-            feedback.
+            "int8" about a quarter and "int4" about an eighth; see `tfdist.strategies.hogwild.synchronization.compression`. The
+            rounding error is added to the next push (error feedback, arXiv 1901.09847). Default None: the chief measures the
+            network between hosts, and chooses (`tfdist.default_compression`); on one host "float32". `parameter_server` takes
+            this option, too, with "float32", the default there, and "bf16": parameters and gradients of each step travel
+            rounded, without error feedback.
         fragments: number of parts of the parameters, from 1 to 65536. Default 1: a group synchronizes all parameters at once.
             With more, it synchronizes one fragment every `sync_period / fragments` updates, in turn, so that each fragment is
             synchronized every `sync_period` updates (Streaming DiLoCo, arXiv 2501.18512). Must divide the sync period.

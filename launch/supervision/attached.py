@@ -4,8 +4,10 @@ import dataclasses
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tfdist import strategies
 from tfdist.errors import ClusterError
@@ -81,8 +83,10 @@ def _run(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher, t
                 board.note(status)
 
         restarts = JobRestarts(settings.max_restarts, settings.restart_window)
+        begin = time.monotonic()
         while True:
             view.show()
+            earlier = time.monotonic() - begin
             is_restart = restarts.count > 0
             supervisor = Supervisor(plan.job, files, back_end, runner, terminal, settings, publish, is_restart=is_restart)
             outcome = supervisor.run()
@@ -104,7 +108,8 @@ def _run(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher, t
                 break
         if settings.punisher is not None:
             settings.punisher.tell_left(terminal.say)
-        code = _report(plan, files, outcome, restarts.count, settings.summary, terminal)
+        values = summary.make(plan.job, files, outcome, restarts.count, earlier)
+        code = _report(plan, files, outcome, values, settings.summary, terminal)
         watcher.changed(dataclasses.replace(outcome.status, exit_code=code))
         return code
     finally:
@@ -219,9 +224,8 @@ def _with_evaluation_folder(plan: Plan, files: JobFiles) -> Plan:
     return dataclasses.replace(plan, job=dataclasses.replace(plan.job, environment=environment))
 
 
-def _report(plan: Plan, files: JobFiles, outcome: Outcome, restarts: int, path: str | None, terminal: Terminal) -> int:
+def _report(plan: Plan, files: JobFiles, outcome: Outcome, values: dict[str, Any], path: str | None, terminal: Terminal) -> int:
     """Writes and shows the summary, or the failure; returns the exit code."""
-    values = summary.make(plan.job, files, outcome, restarts)
     if path is not None:
         try:
             summary.write(values, path)

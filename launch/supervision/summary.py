@@ -9,14 +9,21 @@ from tfdist.launch.jobs.job import Job, JobFiles
 from tfdist.launch.supervision.supervisor import Outcome
 
 
-def make(job: Job, files: JobFiles, outcome: Outcome, restarts: int = 0) -> dict[str, Any]:
+def make(job: Job, files: JobFiles, outcome: Outcome, restarts: int = 0, earlier_seconds: float = 0.0) -> dict[str, Any]:
     """Returns the summary of a job.
 
+    Args:
+        job: the job.
+        files: where its files are.
+        outcome: how it ended, since the last restart of all tasks.
+        restarts: how often all tasks were started again.
+        earlier_seconds: from the start of the job to the last restart of all tasks.
+
     Returns:
-        A dict for `json.dumps` with the keys `topology`, `strategy`, `rule`, `tasks` (a list), `restarts` (of the
-        whole job), `wall_seconds` (since the last restart), `steps` and
-        `examples_per_second` (None where the program did not call `fit`), `metrics` (those of the last `evaluate`, and those of
-        the last `fit` that `evaluate` does not have), `history` (the last epoch of `fit`), `exit_code`, `failure`, `log_dir`.
+        A dict for `json.dumps` with the keys `topology`, `strategy`, `rule`, `tasks` (a list), `restarts`, `wall_seconds` (of
+        the whole job), `steps` and `examples_per_second` (since the last restart; None where the program did not call `fit`),
+        `metrics` (those of the last `evaluate`, and those of the last `fit` that `evaluate` does not have), `history` (the last
+        epoch of `fit`), `exit_code`, `failure`, `log_dir`.
     """
     report = outcome.report
     seconds = report.get("fit_seconds", 0.0)
@@ -35,7 +42,7 @@ def make(job: Job, files: JobFiles, outcome: Outcome, restarts: int = 0) -> dict
             for task in outcome.cluster.tasks
         ],
         "restarts": restarts,
-        "wall_seconds": round(outcome.seconds, 3),
+        "wall_seconds": round(earlier_seconds + outcome.seconds, 3),
         "steps": report.get("steps"),
         "examples_per_second": round(report["examples"] / seconds, 1) if seconds and report.get("examples") else None,
         "metrics": report.get("metrics", {}),
@@ -48,14 +55,15 @@ def make(job: Job, files: JobFiles, outcome: Outcome, restarts: int = 0) -> dict
 
 def lines(summary: dict[str, Any]) -> list[str]:
     """Returns the lines that the terminal shows after success."""
+    again = _times(summary["restarts"])
     shown = [
-        f"done in {summary['wall_seconds']:.1f} s",
+        f"done in {summary['wall_seconds']:.1f} s{f', with {again} of all tasks' if again else ''}",
         f"  topology  {summary['topology']}",
         f"  strategy  {summary['strategy']}: {summary['rule']}",
     ]
     if summary["steps"]:
         speed = f", {summary['examples_per_second']:.0f} examples/s" if summary["examples_per_second"] else ""
-        shown.append(f"  steps     {summary['steps']}{speed}")
+        shown.append(f"  steps     {summary['steps']}{' since the last restart' if again else ''}{speed}")
     metrics = [f"{name} {value:.4f}" for name, value in summary["metrics"].items() if isinstance(value, int | float)]
     if metrics:
         shown.append("  metrics   " + ", ".join(metrics))
@@ -67,11 +75,15 @@ def lines(summary: dict[str, Any]) -> list[str]:
 def _line_of(task: dict[str, Any]) -> str | None:
     """Returns the line about an evaluator, or about a task that was restarted; None for other tasks."""
     count = task.get("restarts", 0)
-    restarts = f"{count} restart{'s' * (count > 1)}" if count else ""
+    restarts = _times(count)
     if not task["task"].startswith("evaluator"):
         return f"  restarts  {task['task']}: {restarts}" if restarts else None
     end = "finished" if task["exit_code"] == 0 else "did not finish; its evaluations so far are kept"
     return f"  evaluator {task['task']} {end}{f' ({restarts})' if restarts else ''}"
+
+
+def _times(restarts: int) -> str:
+    return f"{restarts} restart{'s' * (restarts > 1)}" if restarts else ""
 
 
 def write(summary: dict[str, Any], path: str) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator import tensor_fusion
-from tfdist.strategies.coordinator.worker_groups import WorkerGroup
-from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.coordinator.calls import tensor_fusion
+from tfdist.strategies.coordinator.members.worker_groups import WorkerGroup
+from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.private_api import (
     AggregatingVariable,
     ParameterServerExtended,

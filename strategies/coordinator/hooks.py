@@ -9,15 +9,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.executions import Executions, WorkersGoneError
+from tfdist.strategies.coordinator.calls.executions import Executions, WorkersGoneError
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.coordinator.training_loop import OpenEpochs, Steps, TrainingLoop
 from tfdist.strategies.inputs.batches import as_tensors, concatenated
 from tfdist.strategies.inputs.input_feed import Batch
 from tfdist.strategies.inputs.source import BatchSource
-from tfdist.strategies.keras_hooks.batch_normalization import warn_of_normalization
+from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
-from tfdist.strategies.keras_hooks.shard_check import ShardCheck
+from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_normalization
 from tfdist.strategies.keras_hooks.step_logs import with_metrics
 from tfdist.strategies.runtime import chief_device
 

@@ -16,13 +16,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.execution import Execution
+from tfdist.strategies.coordinator.calls.execution import Execution
+from tfdist.strategies.coordinator.calls.tensor_fusion import flatten, unflatten, unflatten_array
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
-from tfdist.strategies.coordinator.tensor_fusion import flatten, unflatten, unflatten_array
-from tfdist.strategies.keras_hooks import replica_context, step_logs
+from tfdist.strategies.keras_hooks import step_logs
+from tfdist.strategies.keras_hooks.checks.metric_trial import leaves
 from tfdist.strategies.keras_hooks.derived_logs import LogFunction, derived_logs
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, Logs
-from tfdist.strategies.keras_hooks.metric_trial import leaves
+from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.private_api import StatelessScope
 from tfdist.strategies.runtime import chief_device
 

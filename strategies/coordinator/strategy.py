@@ -10,17 +10,17 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
-from tfdist.strategies.coordinator import made_before
-from tfdist.strategies.coordinator.backups import Backups
-from tfdist.strategies.coordinator.call_gate import CallGate
-from tfdist.strategies.coordinator.cut_links import CutLinks
-from tfdist.strategies.coordinator.executions import Executions
+from tfdist.strategies.coordinator.calls.backups import Backups
+from tfdist.strategies.coordinator.calls.executions import Executions
 from tfdist.strategies.coordinator.extended import GroupExtended
-from tfdist.strategies.coordinator.group_answers import GroupAnswers
-from tfdist.strategies.coordinator.membership import Membership
-from tfdist.strategies.coordinator.probe import PROBE_SECONDS, answering
-from tfdist.strategies.coordinator.server_watch import ServerWatch
-from tfdist.strategies.coordinator.worker_groups import WorkerGroup, coordinator_of, groups_of, peers
+from tfdist.strategies.coordinator.members import made_before
+from tfdist.strategies.coordinator.members.call_gate import CallGate
+from tfdist.strategies.coordinator.members.cut_links import CutLinks
+from tfdist.strategies.coordinator.members.group_answers import GroupAnswers
+from tfdist.strategies.coordinator.members.membership import Membership
+from tfdist.strategies.coordinator.members.probe import PROBE_SECONDS, answering
+from tfdist.strategies.coordinator.members.server_watch import ServerWatch
+from tfdist.strategies.coordinator.members.worker_groups import WorkerGroup, coordinator_of, groups_of, peers
 from tfdist.strategies.keras_hooks import optimizer, trainer
 from tfdist.strategies.keras_hooks.interface import KerasHooks
 from tfdist.strategies.private_api import (

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tfdist.strategies.coordinator.execution import Execution
-from tfdist.strategies.coordinator.executions import Executions
-from tfdist.strategies.coordinator.group_function import examples_in
+from tfdist.strategies.coordinator.calls.execution import Execution
+from tfdist.strategies.coordinator.calls.executions import Executions
+from tfdist.strategies.coordinator.calls.group_function import examples_in
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.inputs.batches import as_tensors
 from tfdist.strategies.inputs.source import BatchIterator
 from tfdist.strategies.keras_hooks import calls
+from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import Logs
-from tfdist.strategies.keras_hooks.shard_check import ShardCheck
 
 _log = logging.getLogger("tfdist")
 

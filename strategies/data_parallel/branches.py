@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.function_arguments import deciding_variables, functions_of
+from tfdist.strategies.keras_hooks.checks.function_arguments import deciding_variables, functions_of
 
 _MOST_OPERATIONS = 5000
 """Operations to look at. A predicate that is made of more may depend on anything."""

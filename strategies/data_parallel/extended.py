@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.replica_context import current, note_read_of_replicas
+from tfdist.strategies.keras_hooks.replicas.replica_context import current, note_read_of_replicas
 from tfdist.strategies.model_parallel.described import DescribedLayouts
 from tfdist.strategies.model_parallel.layouts import LocalMesh
 from tfdist.strategies.model_parallel.shard_updates import on_shards

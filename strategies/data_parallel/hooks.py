@@ -23,14 +23,14 @@ from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset, SplitBatch, at_least_one, examples_of, per_replica
 from tfdist.strategies.inputs.batches import as_tensors, concatenated, none_without_examples
 from tfdist.strategies.keras_hooks import calls
-from tfdist.strategies.keras_hooks.batch_normalization import warn_of_normalization
 from tfdist.strategies.keras_hooks.calls import Call
+from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
+from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, KerasHooks, Logs
-from tfdist.strategies.keras_hooks.own_code import has_own_step
-from tfdist.strategies.keras_hooks.replica_context import Replica, entered
+from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_normalization
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, entered
+from tfdist.strategies.keras_hooks.replicas.sent_dtypes import sent_as
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
-from tfdist.strategies.keras_hooks.sent_dtypes import sent_as
-from tfdist.strategies.keras_hooks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.trainer import check_optimizer
 from tfdist.strategies.model_parallel.refusal import check_model
 from tfdist.strategies.private_api.user_functions import without_optionals

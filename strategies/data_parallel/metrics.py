@@ -7,10 +7,10 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.inputs.batch_shards import Layout
-from tfdist.strategies.keras_hooks import metric_sums
+from tfdist.strategies.keras_hooks.checks import metric_sums
 from tfdist.strategies.keras_hooks.derived_logs import LogFunction, derived_logs
 from tfdist.strategies.keras_hooks.optimizer import held_optimizers, with_inner
-from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
+from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.step_logs import metrics_result, of_known_shape, own_names, with_metrics
 from tfdist.strategies.model_parallel.split_tensor import SplitTensor, operand
 from tfdist.strategies.private_api import TensorFlowTrainer

@@ -19,11 +19,11 @@ from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedIterator, at_least_one, examples_of, per_replica
 from tfdist.strategies.inputs.batches import as_tensors, rows_of, without_optionals
 from tfdist.strategies.inputs.source import EmptyDatasetError
+from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
+from tfdist.strategies.keras_hooks.checks.step_trial import are_dense, joined
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimizers
-from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
-from tfdist.strategies.keras_hooks.replica_context import NotInLoopError, Replica, entered
-from tfdist.strategies.keras_hooks.shard_check import ShardCheck
-from tfdist.strategies.keras_hooks.step_trial import are_dense, joined
+from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
+from tfdist.strategies.keras_hooks.replicas.replica_context import NotInLoopError, Replica, entered
 from tfdist.strategies.private_api.replica_order import ordered_by_replica
 from tfdist.strategies.private_api.user_functions import without_optionals as converting_optionals
 

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tfdist.strategies.inputs.batches import without_optionals
 from tfdist.strategies.keras_hooks.optimizer import pieces_of_all
-from tfdist.strategies.keras_hooks.replica_context import current
-from tfdist.strategies.keras_hooks.same_rows import Pieces, joined
+from tfdist.strategies.keras_hooks.replicas.replica_context import current
+from tfdist.strategies.keras_hooks.replicas.same_rows import Pieces, joined
 
 
 def compiled(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.strategies.coordinator.extended import GroupExtended, unwrapped, update_on
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
-from tfdist.strategies.hogwild.local_variable import LocalVariable
+from tfdist.strategies.hogwild.synchronization.local_variable import LocalVariable
 from tfdist.strategies.model_parallel.shard_updates import on_shards
 from tfdist.strategies.model_parallel.split_variable import SplitVariable
 from tfdist.strategies.model_parallel.variables import current_column

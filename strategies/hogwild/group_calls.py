@@ -14,21 +14,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.group_function import GroupFunction, HostBatch, examples_in
-from tfdist.strategies.coordinator.group_step import GroupStep
-from tfdist.strategies.coordinator.tracing import tracing_lock
-from tfdist.strategies.coordinator.worker_groups import WorkerGroup
-from tfdist.strategies.hogwild import checkpoint_state, nonnegatives
-from tfdist.strategies.hogwild.control import CallNumbers, Control
-from tfdist.strategies.hogwild.frozen_weights import moved_by_outer_rates, warn_of_frozen
-from tfdist.strategies.hogwild.global_parameters import ParameterBlock
+from tfdist.strategies.coordinator.calls.group_function import GroupFunction, HostBatch, examples_in
+from tfdist.strategies.coordinator.calls.group_step import GroupStep
+from tfdist.strategies.coordinator.calls.tracing import tracing_lock
+from tfdist.strategies.coordinator.members.worker_groups import WorkerGroup
 from tfdist.strategies.hogwild.inner_steps import InnerSteps
-from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable, local_variables
-from tfdist.strategies.hogwild.measured_delay import FIRST, MeasuredDelay
-from tfdist.strategies.hogwild.momentum_buffers import AVERAGE, buffers_of, turns, why_none
-from tfdist.strategies.hogwild.outer_schedule import OuterSchedule
-from tfdist.strategies.hogwild.schedules import is_due
-from tfdist.strategies.hogwild.step_counters import (
+from tfdist.strategies.hogwild.replicas import checkpoint_state, nonnegatives
+from tfdist.strategies.hogwild.replicas.frozen_weights import moved_by_outer_rates, warn_of_frozen
+from tfdist.strategies.hogwild.replicas.momentum_buffers import AVERAGE, buffers_of, turns, why_none
+from tfdist.strategies.hogwild.replicas.step_counters import (
     StepCounters,
     counters_of,
     innermost,
@@ -38,8 +32,14 @@ from tfdist.strategies.hogwild.step_counters import (
     rates_of,
     steps_of,
 )
+from tfdist.strategies.hogwild.synchronization.control import CallNumbers, Control
+from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
+from tfdist.strategies.hogwild.synchronization.local_variable import Kind, LocalVariable, local_variables
+from tfdist.strategies.hogwild.synchronization.outer_schedule import OuterSchedule
+from tfdist.strategies.hogwild.timing.measured_delay import FIRST, MeasuredDelay
+from tfdist.strategies.hogwild.timing.schedules import is_due
 from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInput, next_batch
-from tfdist.strategies.keras_hooks.overwritten import is_overwritten
+from tfdist.strategies.keras_hooks.replicas.overwritten import is_overwritten
 from tfdist.strategies.runtime import chief_device
 
 _log = logging.getLogger("tfdist")

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator import made_before
-from tfdist.strategies.coordinator.group_step import GroupStep, PredictionOutputs
+from tfdist.strategies.coordinator.calls.group_step import GroupStep, PredictionOutputs
 from tfdist.strategies.coordinator.hooks import CoordinatorHooks
+from tfdist.strategies.coordinator.members import made_before
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.hogwild.group_calls import GroupCalls
 from tfdist.strategies.hogwild.training_loop import Steps

@@ -8,16 +8,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.group_function import GroupProgram
-from tfdist.strategies.coordinator.group_step import GroupStep
-from tfdist.strategies.coordinator.worker_groups import WorkerGroup
-from tfdist.strategies.hogwild.control import CallNumbers, Control
-from tfdist.strategies.hogwild.global_parameters import ParameterBlock
-from tfdist.strategies.hogwild.local_variable import local_variables
-from tfdist.strategies.hogwild.measured_delay import COLUMNS
-from tfdist.strategies.hogwild.momentum_buffers import AVERAGE
-from tfdist.strategies.hogwild.push_pull import PushPull
-from tfdist.strategies.hogwild.step_counters import StepCounters, numbered
+from tfdist.strategies.coordinator.calls.group_function import GroupProgram
+from tfdist.strategies.coordinator.calls.group_step import GroupStep
+from tfdist.strategies.coordinator.members.worker_groups import WorkerGroup
+from tfdist.strategies.hogwild.replicas.momentum_buffers import AVERAGE
+from tfdist.strategies.hogwild.replicas.step_counters import StepCounters, numbered
+from tfdist.strategies.hogwild.synchronization.control import CallNumbers, Control
+from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
+from tfdist.strategies.hogwild.synchronization.local_variable import local_variables
+from tfdist.strategies.hogwild.synchronization.push_pull import PushPull
+from tfdist.strategies.hogwild.timing.measured_delay import COLUMNS
 from tfdist.strategies.keras_hooks.optimizer import with_inner
 
 

@@ -15,16 +15,17 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Cluster
+from tfdist.strategies.coordinator.members.server_recovery import ServerRecovery, device_of
 from tfdist.strategies.coordinator.remote_garbage import RemoteGarbage
-from tfdist.strategies.coordinator.server_recovery import ServerRecovery, device_of
 from tfdist.strategies.coordinator.strategy import CoordinatorStrategy, start
-from tfdist.strategies.hogwild import checkpoint_state, lost_shards, network, step_counters
 from tfdist.strategies.hogwild.extended import HogwildExtended
-from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.hooks import HogwildHooks
-from tfdist.strategies.hogwild.local_replicas import LocalReplicas
-from tfdist.strategies.hogwild.measured_delay import MeasuredDelay
-from tfdist.strategies.hogwild.schedules import PERIOD_SCHEDULES, Speeds
+from tfdist.strategies.hogwild.replicas import checkpoint_state, lost_shards, step_counters
+from tfdist.strategies.hogwild.replicas.local_replicas import LocalReplicas
+from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
+from tfdist.strategies.hogwild.timing import network
+from tfdist.strategies.hogwild.timing.measured_delay import MeasuredDelay
+from tfdist.strategies.hogwild.timing.schedules import PERIOD_SCHEDULES, Speeds
 from tfdist.strategies.hogwild.traffic import bytes_per_period, compression_used
 from tfdist.strategies.inputs import worker_input
 from tfdist.strategies.model_parallel.worker_mesh import WorkerMesh

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tfdist.strategies.hogwild.compression import COMPRESSORS
-from tfdist.strategies.hogwild.local_variable import Kind
+from tfdist.strategies.hogwild.synchronization.compression import COMPRESSORS
+from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 
 
 def bytes_per_period(strategy: Any) -> int:

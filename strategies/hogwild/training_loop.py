@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.coordinator import call_size
-from tfdist.strategies.coordinator.execution import Execution
-from tfdist.strategies.coordinator.executions import Executions
-from tfdist.strategies.coordinator.group_function import runs_of_equal_shapes
-from tfdist.strategies.coordinator.membership import Membership
+from tfdist.strategies.coordinator.calls import call_size
+from tfdist.strategies.coordinator.calls.execution import Execution
+from tfdist.strategies.coordinator.calls.executions import Executions
+from tfdist.strategies.coordinator.calls.group_function import runs_of_equal_shapes
+from tfdist.strategies.coordinator.members.membership import Membership
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.hogwild.group_calls import GroupCalls, can_be_split
-from tfdist.strategies.hogwild.measured_delay import COLUMNS, updates_alone
-from tfdist.strategies.hogwild.schedules import periods_per_call, steps_per_call
-from tfdist.strategies.hogwild.step_counters import counter_of, steps_of
+from tfdist.strategies.hogwild.replicas.step_counters import counter_of, steps_of
+from tfdist.strategies.hogwild.timing.measured_delay import COLUMNS, updates_alone
+from tfdist.strategies.hogwild.timing.schedules import periods_per_call, steps_per_call
 from tfdist.strategies.inputs.worker_input import WorkerBatch
 from tfdist.strategies.keras_hooks.interface import Logs
 

@@ -2,8 +2,8 @@
 
 `interface.py` defines `KerasHooks`, what Keras' training loop asks of a strategy; every strategy implements it in one object.
 `trainer.py` makes Keras' trainer ask it. `optimizer.py`, `losses.py` and `variables.py` change how the replicas of one step
-update together. `batch_sums.py` and `shard_check.py` warn of losses and steps that they cannot add up, and `added_losses.py`
-lets sums of layers count in full. `reduction.py` sums over them, and `replica_context.py` holds the state of a replica
-meanwhile. `callbacks.py` adds callbacks to those of the user. The room imports `inputs` (the interface of batches) and
-`private_api`. Start with `interface.py`.
+update together, with what `replicas/` has: sums over replicas (`reduction.py`), and the state of a replica meanwhile
+(`replica_context.py`). `checks/` warns of losses, metrics and steps that replicas cannot add up (`shard_check.py`).
+`callbacks.py` adds callbacks to those of the user. `checks/` imports `replicas/`, and the other files import both. The room
+imports `inputs` (the interface of batches) and `private_api`. Start with `interface.py`.
 """

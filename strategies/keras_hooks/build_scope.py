@@ -14,8 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import replica_context
 from tfdist.strategies.keras_hooks.interface import hooks_of
+from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.private_api import in_stateless_scope, keras_global_state, patches
 
 

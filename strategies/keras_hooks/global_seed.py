@@ -17,8 +17,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import build_scope, replica_context
+from tfdist.strategies.keras_hooks import build_scope
 from tfdist.strategies.keras_hooks.interface import hooks_of
+from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.private_api import patches
 
 REPLICA_STRIDE = 15_485_863

@@ -24,13 +24,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import replica_context
-from tfdist.strategies.keras_hooks.held_updates import HeldUpdates
+from tfdist.strategies.keras_hooks.checks.own_code import is_known
 from tfdist.strategies.keras_hooks.interface import hooks_of
-from tfdist.strategies.keras_hooks.own_code import is_known
-from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
-from tfdist.strategies.keras_hooks.replica_context import Replica
-from tfdist.strategies.keras_hooks.whole_batch import (
+from tfdist.strategies.keras_hooks.replicas import replica_context
+from tfdist.strategies.keras_hooks.replicas.held_updates import HeldUpdates
+from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
+from tfdist.strategies.keras_hooks.replicas.whole_batch import (
     can_be_gathered,
     check_order,
     first_dimensions,

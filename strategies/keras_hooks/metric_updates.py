@@ -15,11 +15,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import metric_trial, replica_context
-from tfdist.strategies.keras_hooks.batch_sums import is_fixed
-from tfdist.strategies.keras_hooks.own_code import is_known
-from tfdist.strategies.keras_hooks.replica_context import Replica
-from tfdist.strategies.keras_hooks.whole_batch import (
+from tfdist.strategies.keras_hooks.checks import metric_trial
+from tfdist.strategies.keras_hooks.checks.own_code import is_known
+from tfdist.strategies.keras_hooks.replicas import replica_context
+from tfdist.strategies.keras_hooks.replicas.batch_sums import is_fixed
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
+from tfdist.strategies.keras_hooks.replicas.whole_batch import (
     can_be_gathered,
     check_order,
     first_dimensions,

@@ -14,23 +14,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import (
-    batch_normalization,
-    batch_sums,
-    loss_scaling,
-    losses,
-    metric_updates,
-    replica_context,
-    step_build,
-    update_kernels,
-    variables,
-)
+from tfdist.strategies.keras_hooks import losses, metric_updates, step_build, update_kernels, variables
 from tfdist.strategies.keras_hooks.build_scope import outside_of_steps, strategy_in_own_loop, strategy_of
 from tfdist.strategies.keras_hooks.interface import hooks_of
-from tfdist.strategies.keras_hooks.overwritten import is_overwritten, with_largest
-from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
-from tfdist.strategies.keras_hooks.replica_context import Replica
-from tfdist.strategies.keras_hooks.same_rows import (
+from tfdist.strategies.keras_hooks.replicas import batch_normalization, batch_sums, loss_scaling, replica_context
+from tfdist.strategies.keras_hooks.replicas.overwritten import is_overwritten, with_largest
+from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
+from tfdist.strategies.keras_hooks.replicas.same_rows import (
     DISTINCT,
     OF_EXAMPLES,
     SAME,

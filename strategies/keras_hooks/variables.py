@@ -5,7 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import metric_sums, metric_trial, replica_context, step_trial
+from tfdist.strategies.keras_hooks.checks import metric_sums, metric_trial, step_trial
+from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.private_api import in_stateless_scope, patches
 
 

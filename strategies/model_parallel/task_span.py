@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.private_api.own_gradients import have_the_same_tape, register, with_gradient
 from tfdist.strategies.private_api.ring_sums import RingSums
 

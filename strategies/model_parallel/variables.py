@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.model_parallel import optimizer, rules, tensorflow_functions
 from tfdist.strategies.model_parallel.layouts import sharded_axis
 from tfdist.strategies.model_parallel.split_tensor import SplitTensor, own_pieces

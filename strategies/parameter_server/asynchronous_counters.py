@@ -17,9 +17,10 @@ import tensorflow as tf
 
 from tfdist.strategies.coordinator.critical_section import critical_section
 from tfdist.strategies.coordinator.extended import unwrapped
-from tfdist.strategies.keras_hooks import build_scope, global_seed, replica_context
+from tfdist.strategies.keras_hooks import build_scope, global_seed
 from tfdist.strategies.keras_hooks.optimizer import built_in_own_loop
-from tfdist.strategies.keras_hooks.overwritten import is_overwritten
+from tfdist.strategies.keras_hooks.replicas import replica_context
+from tfdist.strategies.keras_hooks.replicas.overwritten import is_overwritten
 from tfdist.strategies.parameter_server.placement import ServerExtended
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.private_api import ControlFlowFuncGraph, KerasVariable, in_stateless_scope, patches

@@ -13,8 +13,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.extended import unwrapped
-from tfdist.strategies.keras_hooks import replica_context
 from tfdist.strategies.keras_hooks.optimizer import with_inner
+from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.parameter_server.placement import ServerExtended
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.private_api import patches

@@ -15,8 +15,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.strategies.coordinator.calls.tensor_fusion import is_small
 from tfdist.strategies.coordinator.extended import unwrapped
-from tfdist.strategies.coordinator.tensor_fusion import is_small
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.private_api import patches
 

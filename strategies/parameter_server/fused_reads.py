@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.tensor_fusion import flatten, is_small, unflatten
+from tfdist.strategies.coordinator.calls.tensor_fusion import flatten, is_small, unflatten
 from tfdist.strategies.parameter_server.whole_tables import TableReads
 from tfdist.strategies.private_api import (
     ControlFlowFuncGraph,

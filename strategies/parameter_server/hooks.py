@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator import made_before
-from tfdist.strategies.coordinator.group_step import GroupStep, PredictionOutputs
+from tfdist.strategies.coordinator.calls.group_step import GroupStep, PredictionOutputs
 from tfdist.strategies.coordinator.hooks import CoordinatorHooks
+from tfdist.strategies.coordinator.members import made_before
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.inputs.input_feed import FedDataset
 from tfdist.strategies.keras_hooks import trainer

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tfdist.strategies.coordinator.critical_section import critical_section
 from tfdist.strategies.coordinator.extended import GroupExtended, SharedByReplicas, unwrapped, update_on
+from tfdist.strategies.coordinator.members.worker_groups import WorkerGroup
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
-from tfdist.strategies.coordinator.worker_groups import WorkerGroup
 from tfdist.strategies.model_parallel.shard_updates import for_shards
 from tfdist.strategies.model_parallel.split_variable import SplitVariable
 from tfdist.strategies.model_parallel.variables import current_column

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.extended import unwrapped
-from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.parameter_server import fused_reads
 
 _SAME = ("Identity", "StopGradient", "PreventGradient", "CheckNumerics", "EnsureShape", "Snapshot", "Reshape")

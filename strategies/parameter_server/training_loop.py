@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.coordinator import call_size
-from tfdist.strategies.coordinator.execution import Execution
-from tfdist.strategies.coordinator.executions import Executions
+from tfdist.strategies.coordinator.calls import call_size
+from tfdist.strategies.coordinator.calls.execution import Execution
+from tfdist.strategies.coordinator.calls.executions import Executions
+from tfdist.strategies.coordinator.calls.group_function import GroupFunction, GroupProgram, runs_of_equal_shapes
+from tfdist.strategies.coordinator.calls.group_step import GroupStep, ReplicaBegin, StepScope
 from tfdist.strategies.coordinator.extended import unwrapped
-from tfdist.strategies.coordinator.group_function import GroupFunction, GroupProgram, runs_of_equal_shapes
-from tfdist.strategies.coordinator.group_step import GroupStep, ReplicaBegin, StepScope
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.keras_hooks.interface import Logs
 from tfdist.strategies.keras_hooks.optimizer import with_inner

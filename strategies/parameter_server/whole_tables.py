@@ -3,8 +3,8 @@
 import logging
 from typing import Any
 
+from tfdist.strategies.coordinator.calls.tensor_fusion import is_small
 from tfdist.strategies.coordinator.extended import unwrapped
-from tfdist.strategies.coordinator.tensor_fusion import is_small
 
 _log = logging.getLogger("tfdist")
 

@@ -90,7 +90,7 @@ need_function(
     "self, devices, group_size, options, collective_keys, canonicalize_devices",
     "calls",
 )
-# Where `ReplicaContext.all_reduce` puts sums: keras_hooks/reduction.py adds up without its gradient.
+# Where `ReplicaContext.all_reduce` puts sums: keras_hooks/replicas/reduction.py adds up without its gradient.
 batch_reduce_destination: Any = need("tensorflow.python.distribute.distribute_lib", "_batch_reduce_destination")
 # TensorFlow's seed as the user has set it, or None.
 global_seed: Any = need("tensorflow.python.eager.context", "global_seed")
@@ -98,7 +98,7 @@ global_seed: Any = need("tensorflow.python.eager.context", "global_seed")
 # Constants in eager execution: runtime/chief_device.py.
 tf_constant: Any = need("tensorflow.python.framework.constant_op")
 
-# What TensorFlow knows of a type of operation: keras_hooks/shard_check.py tries out steps that change nothing.
+# What TensorFlow knows of a type of operation: keras_hooks/checks/shard_check.py tries out steps that change nothing.
 _definition_of_operation: Any = need("tensorflow.python.framework.op_def_registry", "get")
 
 
@@ -147,11 +147,11 @@ connect_to_cluster: Any = need("tensorflow.python.eager.remote", "connect_to_clu
 ClusterDeviceFilters: Any = need("tensorflow.python.training.server_lib", "ClusterDeviceFilters")
 set_server_def_retries: Any = need("tensorflow.python.eager.context", "set_server_def_retries")
 
-# The coordinator: its parts, and its reader of its queue of functions, of which coordinator/worker_groups.py makes one for each
+# The coordinator: its parts, and its reader of its queue of functions, of which worker_groups.py makes one for each
 # worker group.
 _coordinator_module = "tensorflow.python.distribute.coordinator.cluster_coordinator"
 CoordinatorWorker: Any = need(_coordinator_module, "Worker")
-# What it does when a call to a worker fails: coordinator/recovery.py replaces it.
+# What it does when a call to a worker fails: coordinator/members/recovery.py replaces it.
 WorkerPreemptionHandler: Any = need(_coordinator_module, "WorkerPreemptionHandler")
 get_server_def: Any = need("tensorflow.python.eager.context", "get_server_def")
 update_server_def: Any = need("tensorflow.python.eager.context", "update_server_def")

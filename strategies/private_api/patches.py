@@ -148,7 +148,7 @@ ALL_REDUCE_GRADIENTS = PatchPoint(
     TFOptimizer, "_all_reduce_sum_gradients", "self, grads_and_vars", "Gradients that are added up are not added up again."
 )
 
-# keras_hooks/loss_scaling.py
+# keras_hooks/replicas/loss_scaling.py
 AVERAGE_LOSS = PatchPoint(tf.nn, "compute_average_loss", "per_example_loss, sample_weight, global_batch_size", "As SCALE_LOSS.")
 REGULARIZATION_LOSS = PatchPoint(tf.nn, "scale_regularization_loss", "regularization_loss", "As SCALE_LOSS.")
 
@@ -177,11 +177,11 @@ UPDATE_METRIC_FUNCTION = PatchPoint(
     keras.metrics.MeanMetricWrapper, "update_state", "self, y_true, y_pred, sample_weight", "One number needs the whole batch."
 )
 
-# keras_hooks/batch_normalization.py
+# keras_hooks/replicas/batch_normalization.py
 SYNCHRONIZED_MOMENTS = PatchPoint(keras_nn, "_compute_moments_sync", "x, axes, keepdims", "Replicas have shares of a batch.")
 MOMENTS = PatchPoint(keras.layers.BatchNormalization, "_moments", "self, inputs, mask", "With a mask Keras adds up nothing.")
 
-# keras_hooks/batch_sums.py
+# keras_hooks/replicas/batch_sums.py
 ADD_LOSS = PatchPoint(keras.Layer, "add_loss", "self, loss", "Sums over the examples of a replica count in full.")
 
 # keras_hooks/variables.py
@@ -277,7 +277,7 @@ ASSIGN_IN_PLACE = {
 }
 SPARSE_READ = AddedMethod(KerasVariable, "sparse_read", "tf.gather, and so keras.layers.Embedding, looks rows up on the ps.")
 
-# hogwild/step_counters.py
+# hogwild/replicas/step_counters.py
 LEARNING_RATE = PatchPoint(
     TFOptimizer, "_get_current_learning_rate", "self", "Learning-rate schedules follow the steps of all worker groups."
 )

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import selection
 
-from contract.table import COLUMNS, PAGE, ROWS, SERVED, SHARDED, different, page
+from contract.comparison import different
+from contract.table import COLUMNS, PAGE, ROWS, SERVED, SHARDED, page
 
 TESTS = Path(__file__).parent.parent
 SECONDS = 1200  # A bound for a column that hangs, on machines several times slower than those it takes 330 s on.

@@ -15,7 +15,7 @@ from tfdist.planner.simulated import Network
 from tfdist.planner.simulated_periods import Hogwild, simulate
 from tfdist.planner.simulated_rounds import Rounds
 from tfdist.planner.ways import Way, way_of
-from tfdist.strategies.hogwild import rounds
+from tfdist.strategies.hogwild.synchronization import rounds
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -22,7 +22,7 @@ TRAINS = """
     with tfdist.strategy().scope():
         import keras, numpy as np
         import time
-        from tfdist.strategies.coordinator import executions
+        from tfdist.strategies.coordinator.calls import executions
         executions.POLL_SECONDS = 1.0
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")

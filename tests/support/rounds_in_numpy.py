@@ -1,12 +1,12 @@
 """Rounds in numpy: one fragment of the global parameters, and the groups that train it, without a cluster.
 
-They apply the functions of strategies/hogwild/rounds.py, as a ps and a worker do in TensorFlow.
+They apply the functions of strategies/hogwild/synchronization/rounds.py, as a ps and a worker do in TensorFlow.
 """
 
 import numpy as np
 
-from tfdist.strategies.hogwild import rounds
-from tfdist.strategies.hogwild.rounds import Round
+from tfdist.strategies.hogwild.synchronization import rounds
+from tfdist.strategies.hogwild.synchronization.rounds import Round
 
 
 class Fragment:
@@ -95,7 +95,7 @@ class Replica:
 
 
 class Compressed(Replica):
-    """A replica whose pushes and replies are rounded, as strategies/hogwild/push_pull.py does.
+    """A replica whose pushes and replies are rounded, as strategies/hogwild/synchronization/push_pull.py does.
 
     Args:
         fragment: as in `Replica`.

@@ -9,7 +9,7 @@ MIN_SHARD_BYTES = 256 * 1024
 
 
 SHARDS_PER_SERVER, SHARD_BYTES = 8, 2**21
-"""hogwild cuts the part of a ps into up to 8 shards of at least 2 MiB (strategies/hogwild/global_parameters.py)."""
+"""hogwild cuts the part of a ps into up to 8 shards of at least 2 MiB (global_parameters.py in strategies/hogwild/)."""
 
 
 def whole_and_split(variables: Sequence[Variable], ps: int, table_part: float = 1.0) -> list[int]:

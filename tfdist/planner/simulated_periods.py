@@ -20,10 +20,10 @@ PREPARED = 0.5
 """Part of the chief's work for a call that it does before the worker is free. The rest serializes and sends the batches."""
 
 GRACE_PERIODS, GRACE_FIRST, GRACE_CALLS = 4.0, 5.0, 8
-"""How long a group waits for the others of its round (strategies/hogwild/grace.py)."""
+"""How long a group waits for the others of its round (strategies/hogwild/timing/grace.py)."""
 
 IN_FLIGHT = 2
-"""Calls of a worker group that the chief schedules ahead (strategies/coordinator/executions.py)."""
+"""Calls of a worker group that the chief schedules ahead (strategies/coordinator/calls/executions.py)."""
 
 
 class Hogwild(Simulation):
@@ -49,7 +49,7 @@ class Hogwild(Simulation):
         self._begin_epoch()
 
     def _per_call(self) -> int:
-        """Returns how many steps a call has at most (strategies/hogwild/schedules.py)."""
+        """Returns how many steps a call has at most (strategies/hogwild/timing/schedules.py)."""
         return self._between if self._steps is None else min(self._between, -(-self._steps // self.count))
 
     def _begin_epoch(self) -> None:

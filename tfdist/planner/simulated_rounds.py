@@ -1,4 +1,4 @@
-"""Rounds of hogwild's outer optimizer, as strategies/hogwild/rounds.py ends them, for the simulator."""
+"""Rounds of hogwild's outer optimizer, as strategies/hogwild/synchronization/rounds.py ends them, for the simulator."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from tfdist.planner.events import Clock, Then
 
 LONGEST_LOOK, GROWTH = 0.01, 0.3
-"""Who waits on a ps looks again after 0.3 times as long, at most after 10 ms (strategies/hogwild/waiting.py)."""
+"""Who waits on a ps looks again after 0.3 times as long, at most after 10 ms (waiting.py in strategies/hogwild/)."""
 
 
 @dataclass

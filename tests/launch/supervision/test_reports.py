@@ -44,7 +44,7 @@ def test_files_that_are_devices_links_or_standard_output_stay(tmp_path):
         with pytest.raises(UsageError, match="name a regular file"):
             StateFile(str(tmp_path / name), 5.0)
     code = (
-        "from tfdist.launch import checks, summary\n"
+        "from tfdist.launch.command_line import checks\nfrom tfdist.launch.supervision import summary\n"
         "print('before', flush=True)\n"
         "checks.check_summary('/dev/fd/1'); summary.write({'exit_code': 0}, '/dev/fd/1')"
     )

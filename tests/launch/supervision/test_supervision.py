@@ -39,7 +39,10 @@ def test_all_tasks_are_started_again_after_a_failure_and_the_report_is_that_of_t
     assert "chief:0 failed first: it was killed by SIGKILL" in job.output and "in 2 s (restart 2 of 2)" in job.output
     (log,) = tmp_path.glob("tfdist_logs/*/chief-0.log")
     assert log.read_text() == "attempt 1\nattempt 2\nattempt 3\n"
-    assert (read_json("summary.json")["steps"], read_json("summary.json")["restarts"]) == (3, 2)
+    summary = read_json("summary.json")
+    assert (summary["steps"], summary["restarts"]) == (3, 2) and summary["wall_seconds"] > 3  # The two delays are part of it.
+    assert f"done in {summary['wall_seconds']:.1f} s, with 2 restarts of all tasks\n" in job.output
+    assert "steps     3 since the last restart\n" in job.output
     assert job.left() == {}
 
 

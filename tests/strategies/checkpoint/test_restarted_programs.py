@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist.strategies.checkpoint import backup_file, data_position, job_backup, model_backup
 from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
-from tfdist.strategies.coordinator.executions import WorkersGoneError
+from tfdist.strategies.coordinator.calls.executions import WorkersGoneError
 
 X = np.random.default_rng(1).random((64, 3), "float32")
 Y = X.sum(axis=1, keepdims=True)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.coordinator import call_size
-from tfdist.strategies.coordinator.group_function import HostBatch
+from tfdist.strategies.coordinator.calls import call_size
+from tfdist.strategies.coordinator.calls.group_function import HostBatch
 from tfdist.strategies.parameter_server.training_loop import Steps
 
 

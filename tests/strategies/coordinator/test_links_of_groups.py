@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 from tfdist.cluster import Task
-from tfdist.strategies.coordinator import cut_links
-from tfdist.strategies.coordinator.cut_links import CutLinks
-from tfdist.strategies.coordinator.membership import Membership
-from tfdist.strategies.coordinator.recovery import Recovery
+from tfdist.strategies.coordinator.members import cut_links
+from tfdist.strategies.coordinator.members.cut_links import CutLinks
+from tfdist.strategies.coordinator.members.membership import Membership
+from tfdist.strategies.coordinator.members.recovery import Recovery
 
 WORKERS = tuple(Task("worker", index, host=f"w{index}", port=1) for index in range(3))
 PS = tuple(Task("ps", index, host=f"p{index}", port=1) for index in range(2))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.coordinator import made_before
-from tfdist.strategies.coordinator.recovery import Recovery
+from tfdist.strategies.coordinator.members import made_before
+from tfdist.strategies.coordinator.members.recovery import Recovery
 
 UNKNOWN = "/job:localhost/replica:0/task:0/device:CPU:0 unknown device. Additional GRPC error information"
 

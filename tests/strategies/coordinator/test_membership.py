@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tfdist.strategies.coordinator.membership import Membership
-from tfdist.strategies.hogwild.push_weights import PushWeights
+from tfdist.strategies.coordinator.members.membership import Membership
+from tfdist.strategies.hogwild.synchronization.push_weights import PushWeights
 
 
 def membership(tasks=((0,), (1,), (2,)), shared=False):

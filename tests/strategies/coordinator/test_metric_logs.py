@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.strategies.coordinator import metric_logs, sync_on_read_variable
-from tfdist.strategies.coordinator.membership import Membership
+from tfdist.strategies.coordinator.members.membership import Membership
 from tfdist.strategies.coordinator.metric_logs import MetricLogs, _LogsFormat
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 

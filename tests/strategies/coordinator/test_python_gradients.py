@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.coordinator import python_gradients
-from tfdist.strategies.coordinator.recovery import Recovery
+from tfdist.strategies.coordinator.members import python_gradients
+from tfdist.strategies.coordinator.members.recovery import Recovery
 
 
 def test_the_gradient_of_a_python_function_is_not_taken_for_the_loss_of_a_worker():

@@ -14,9 +14,9 @@ from support_paths import PROGRAMS
 from tensorflow.core.protobuf import tensorflow_server_pb2
 
 from tfdist.cluster import Task
-from tfdist.strategies.coordinator import call_gate, probe, recovery
-from tfdist.strategies.coordinator.call_gate import CallGate
-from tfdist.strategies.coordinator.disconnect import disconnect
+from tfdist.strategies.coordinator.members import call_gate, probe, recovery
+from tfdist.strategies.coordinator.members.call_gate import CallGate
+from tfdist.strategies.coordinator.members.disconnect import disconnect
 from tfdist.strategies.runtime.deadline import Deadline
 
 

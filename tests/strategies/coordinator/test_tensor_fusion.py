@@ -9,7 +9,7 @@ def test_a_packed_batch_of_any_size_is_unpacked_in_a_function():
     import numpy as np
     import tensorflow as tf
 
-    from tfdist.strategies.coordinator.tensor_fusion import can_pack, pack, unpack, unpack_arguments
+    from tfdist.strategies.coordinator.calls.tensor_fusion import can_pack, pack, unpack, unpack_arguments
 
     kinds = [tf.float32, tf.int64, tf.uint8, tf.float16, tf.bfloat16, tf.int32, tf.float64, tf.complex64]
     fixed = [tf.TensorSpec([3], tf.float64), tf.TensorSpec([], tf.uint8), tf.TensorSpec([0], tf.float32)]
@@ -49,7 +49,7 @@ def test_a_packed_batch_of_any_size_is_unpacked_in_a_function():
 def test_only_dense_tensors_of_numbers_are_packed():
     import tensorflow as tf
 
-    from tfdist.strategies.coordinator.tensor_fusion import can_pack
+    from tfdist.strategies.coordinator.calls.tensor_fusion import can_pack
 
     assert not can_pack([tf.constant("text")])
     assert not can_pack([tf.constant([True])])
@@ -59,7 +59,7 @@ def test_only_dense_tensors_of_numbers_are_packed():
 
 def test_groups_inside_one_task_share_their_functions():
     import tfdist
-    from tfdist.strategies.coordinator.worker_groups import groups_of, peers
+    from tfdist.strategies.coordinator.members.worker_groups import groups_of, peers
 
     one_task = tfdist.read(
         "cluster { nworker_groups: 2 nworkers_per_group: 2 nworkers_per_procs: 2 server_worker_separate: true }"
@@ -77,7 +77,7 @@ def test_flattened_tensors_are_unflattened():
     import numpy as np
     import tensorflow as tf
 
-    from tfdist.strategies.coordinator.tensor_fusion import flatten, unflatten, unflatten_array
+    from tfdist.strategies.coordinator.calls.tensor_fusion import flatten, unflatten, unflatten_array
 
     values = [np.float32(7), np.arange(6, dtype="float32").reshape(2, 3), np.zeros([0, 4], "float32")]
     vector = flatten([tf.constant(value) for value in values])
@@ -94,8 +94,8 @@ def test_flattened_tensors_are_unflattened():
 def test_a_batch_without_weights_travels_as_bytes_and_keeps_its_structure():
     import tensorflow as tf
 
-    from tfdist.strategies.coordinator.group_function import HostBatch
-    from tfdist.strategies.coordinator.tensor_fusion import pack, unpack
+    from tfdist.strategies.coordinator.calls.group_function import HostBatch
+    from tfdist.strategies.coordinator.calls.tensor_fusion import pack, unpack
 
     x, y = tf.reshape(tf.range(6.0), [3, 2]), tf.constant([1, 2, 3])
     batch = HostBatch((x, y, None))

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist import Cluster, Task, read
 from tfdist.strategies import default, own_devices
-from tfdist.strategies.coordinator.worker_groups import groups_of
+from tfdist.strategies.coordinator.members.worker_groups import groups_of
 from tfdist.strategies.data_parallel import devices
 
 MANY = Task("worker", 0, slots=4)

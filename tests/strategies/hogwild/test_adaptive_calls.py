@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist.strategies.hogwild.group_calls import GroupCalls
-from tfdist.strategies.hogwild.measured_delay import MeasuredDelay
-from tfdist.strategies.hogwild.step_counters import StepCounters
+from tfdist.strategies.hogwild.replicas.step_counters import StepCounters
+from tfdist.strategies.hogwild.timing.measured_delay import MeasuredDelay
 from tfdist.strategies.hogwild.training_loop import Steps
 from tfdist.synchronization import Synchronization
 

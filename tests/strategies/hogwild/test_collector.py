@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.tracing import tracing_lock
-from tfdist.strategies.hogwild import collector
-from tfdist.strategies.hogwild.collector import Collector
-from tfdist.strategies.hogwild.local_variable import Kind
-from tfdist.strategies.hogwild.outer_optimizers import Average, Elastic, Nesterov
+from tfdist.strategies.coordinator.calls.tracing import tracing_lock
+from tfdist.strategies.hogwild.replicas import collector
+from tfdist.strategies.hogwild.replicas.collector import Collector
+from tfdist.strategies.hogwild.synchronization.local_variable import Kind
+from tfdist.strategies.hogwild.synchronization.outer_optimizers import Average, Elastic, Nesterov
 
 GLOBAL = np.float32([10.0, 20.0])
 

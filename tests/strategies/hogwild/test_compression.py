@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as of_numpy
 
 from tfdist import synchronization
-from tfdist.strategies.hogwild.compression import COMPRESSORS
+from tfdist.strategies.hogwild.synchronization.compression import COMPRESSORS
 
 KINDS = [kind for kind in synchronization.COMPRESSIONS if kind != "float32"]
 LIMITS = {"int8": 127, "int4": 7}

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tfdist.strategies.hogwild import frozen_weights
-from tfdist.strategies.hogwild.frozen_weights import moved_by_outer_rates, warn_of_frozen
-from tfdist.strategies.hogwild.momentum_buffers import AVERAGE
-from tfdist.strategies.hogwild.outer_optimizers import Average, Nesterov, Sum
+from tfdist.strategies.hogwild.replicas import frozen_weights
+from tfdist.strategies.hogwild.replicas.frozen_weights import moved_by_outer_rates, warn_of_frozen
+from tfdist.strategies.hogwild.replicas.momentum_buffers import AVERAGE
+from tfdist.strategies.hogwild.synchronization.outer_optimizers import Average, Nesterov, Sum
 
 
 class Block:

@@ -5,9 +5,9 @@ import math
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.hogwild.global_parameters import ParameterBlock
-from tfdist.strategies.hogwild.local_variable import Kind
-from tfdist.strategies.hogwild.outer_optimizers import OUTER_OPTIMIZERS
+from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
+from tfdist.strategies.hogwild.synchronization.local_variable import Kind
+from tfdist.strategies.hogwild.synchronization.outer_optimizers import OUTER_OPTIMIZERS
 from tfdist.synchronization import Synchronization
 
 LEADER = "/job:worker/task:0/device:CPU:0"

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from tfdist.strategies.hogwild import group_calls, training_loop
-from tfdist.strategies.hogwild.local_variable import Kind
-from tfdist.strategies.hogwild.momentum_buffers import AVERAGE
+from tfdist.strategies.hogwild.replicas.momentum_buffers import AVERAGE
+from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 
 
 class Block:

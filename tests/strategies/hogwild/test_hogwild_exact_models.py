@@ -6,7 +6,7 @@ from hogwild_runs import results_of
 from periodic_oracles import Nesterov
 from support_paths import PROGRAMS
 
-from tfdist.strategies.hogwild.outer_schedule import momentum_for
+from tfdist.strategies.hogwild.synchronization.outer_schedule import momentum_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(920)]
 

@@ -5,8 +5,8 @@ from collections import deque
 
 import pytest
 
-from tfdist.strategies.hogwild import last_calls
-from tfdist.strategies.hogwild.last_calls import LastCalls
+from tfdist.strategies.hogwild.timing import last_calls
+from tfdist.strategies.hogwild.timing.last_calls import LastCalls
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 from tfdist.cluster import Task
-from tfdist.strategies.coordinator import server_recovery
-from tfdist.strategies.coordinator.server_recovery import ServerRecovery
-from tfdist.strategies.hogwild import lost_shards
-from tfdist.strategies.hogwild.local_variable import Kind
+from tfdist.strategies.coordinator.members import server_recovery
+from tfdist.strategies.coordinator.members.server_recovery import ServerRecovery
+from tfdist.strategies.hogwild.replicas import lost_shards
+from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 
 PS = [Task("ps", index, host=f"p{index}", port=1) for index in range(2)]
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tfdist.strategies.hogwild.measured_delay import MEASURED, STEPS, MeasuredDelay, delay_for, period_for, updates_alone
+from tfdist.strategies.hogwild.timing.measured_delay import MEASURED, STEPS, MeasuredDelay, delay_for, period_for, updates_alone
 from tfdist.strategies.hogwild.training_loop import Steps
 
 

@@ -6,9 +6,9 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.hogwild import momentum_buffers
-from tfdist.strategies.hogwild.control import Control
-from tfdist.strategies.hogwild.momentum_buffers import AVERAGE, buffers_of, turns, why_none
+from tfdist.strategies.hogwild.replicas import momentum_buffers
+from tfdist.strategies.hogwild.replicas.momentum_buffers import AVERAGE, buffers_of, turns, why_none
+from tfdist.strategies.hogwild.synchronization.control import Control
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
 from tfdist.default_compression import compression_for
-from tfdist.strategies.hogwild import network
-from tfdist.strategies.hogwild.network import LARGE, PAIRS, choose_compression, pairs, slowest
+from tfdist.strategies.hogwild.timing import network
+from tfdist.strategies.hogwild.timing.network import LARGE, PAIRS, choose_compression, pairs, slowest
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.synchronization import Synchronization
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.hogwild import nonnegatives
-from tfdist.strategies.hogwild.compression import COMPRESSORS
-from tfdist.strategies.hogwild.outer_optimizers import OUTER_OPTIMIZERS
-from tfdist.strategies.hogwild.shard import Shard
-from tfdist.strategies.hogwild.shard_functions import ShardFunctions
+from tfdist.strategies.hogwild.replicas import nonnegatives
+from tfdist.strategies.hogwild.synchronization.compression import COMPRESSORS
+from tfdist.strategies.hogwild.synchronization.outer_optimizers import OUTER_OPTIMIZERS
+from tfdist.strategies.hogwild.synchronization.shard import Shard
+from tfdist.strategies.hogwild.synchronization.shard_functions import ShardFunctions
 from tfdist.synchronization import Synchronization
 
 HERE = "/job:localhost/replica:0/task:0/device:CPU:0"

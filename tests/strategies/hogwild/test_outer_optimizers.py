@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 
 from tfdist import Synchronization, outer_options
-from tfdist.strategies.hogwild import rounds
-from tfdist.strategies.hogwild import shard as shard_module
-from tfdist.strategies.hogwild.control import Control
-from tfdist.strategies.hogwild.outer_optimizers import (
+from tfdist.strategies.hogwild.synchronization import rounds
+from tfdist.strategies.hogwild.synchronization import shard as shard_module
+from tfdist.strategies.hogwild.synchronization.control import Control
+from tfdist.strategies.hogwild.synchronization.outer_optimizers import (
     OUTER_OPTIMIZERS,
     Average,
     DelayedNesterov,
@@ -24,7 +24,7 @@ from tfdist.strategies.hogwild.outer_optimizers import (
     Sum,
     Update,
 )
-from tfdist.strategies.hogwild.shard import Shard
+from tfdist.strategies.hogwild.synchronization.shard import Shard
 
 GROUPS, SIZE = 3, 5
 RATE, BETA = 0.7, 0.9

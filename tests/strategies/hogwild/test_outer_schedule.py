@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tfdist.strategies.hogwild.outer_schedule import SAMPLES, OuterSchedule, momentum_for
+from tfdist.strategies.hogwild.synchronization.outer_schedule import SAMPLES, OuterSchedule, momentum_for
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.9, 0.7, 0.5, 0.41])

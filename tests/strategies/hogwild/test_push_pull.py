@@ -5,14 +5,14 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.named_resource import NamedVariable
-from tfdist.strategies.hogwild.compression import COMPRESSORS
-from tfdist.strategies.hogwild.control import Control
-from tfdist.strategies.hogwild.global_parameters import ParameterBlock
-from tfdist.strategies.hogwild.local_variable import Kind
-from tfdist.strategies.hogwild.outer_optimizers import OUTER_OPTIMIZERS
-from tfdist.strategies.hogwild.push_pull import PushPull
-from tfdist.strategies.hogwild.shard_functions import ShardFunctions
+from tfdist.strategies.coordinator.members.named_resource import NamedVariable
+from tfdist.strategies.hogwild.synchronization.compression import COMPRESSORS
+from tfdist.strategies.hogwild.synchronization.control import Control
+from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
+from tfdist.strategies.hogwild.synchronization.local_variable import Kind
+from tfdist.strategies.hogwild.synchronization.outer_optimizers import OUTER_OPTIMIZERS
+from tfdist.strategies.hogwild.synchronization.push_pull import PushPull
+from tfdist.strategies.hogwild.synchronization.shard_functions import ShardFunctions
 from tfdist.synchronization import Synchronization
 
 GROUPS, WORKER = 3, "/job:worker/task:0/device:CPU:0"

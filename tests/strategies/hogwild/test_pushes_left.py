@@ -2,8 +2,8 @@
 
 import pytest
 
-from tfdist.strategies.hogwild.grace import CALLS, FIRST_SECONDS, PERIODS, SLOWER, WITH_SLOWER_PERIODS, Grace
-from tfdist.strategies.hogwild.pushes_left import PushesLeft
+from tfdist.strategies.hogwild.timing.grace import CALLS, FIRST_SECONDS, PERIODS, SLOWER, WITH_SLOWER_PERIODS, Grace
+from tfdist.strategies.hogwild.timing.pushes_left import PushesLeft
 
 
 def test_all_groups_push_as_long_as_the_epoch_may_have_more_calls():

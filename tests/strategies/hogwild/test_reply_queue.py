@@ -5,7 +5,7 @@ import time
 
 import tensorflow as tf
 
-from tfdist.strategies.hogwild.reply_queue import ReplyQueue
+from tfdist.strategies.hogwild.synchronization.reply_queue import ReplyQueue
 
 
 def test_a_group_waits_for_the_reply_to_its_last_push():

@@ -8,7 +8,7 @@ import periodic_oracles as oracles
 import pytest
 from rounds_in_numpy import Compressed, Fragment, Replica
 
-from tfdist.strategies.hogwild import rounds
+from tfdist.strategies.hogwild.synchronization import rounds
 
 GROUPS, SIZE, PERIOD = 4, 3, 8
 TARGETS = np.random.default_rng(1).normal(size=(GROUPS, 12 * PERIOD, SIZE))

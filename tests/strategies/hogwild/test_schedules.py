@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tfdist.strategies.coordinator.call_size import MOST_CALL_BYTES, batches_per_call
-from tfdist.strategies.hogwild.schedules import (
+from tfdist.strategies.coordinator.calls.call_size import MOST_CALL_BYTES, batches_per_call
+from tfdist.strategies.hogwild.timing.schedules import (
     PERIOD_SCHEDULES,
     Speeds,
     adaptive_period,
@@ -75,7 +75,7 @@ def test_groups_synchronize_at_the_call_nearest_to_the_end_of_the_period(steps):
 
 def test_measured_speeds_shorten_the_period_of_slow_groups(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("tfdist.strategies.hogwild.schedules.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("tfdist.strategies.hogwild.timing.schedules.time", SimpleNamespace(monotonic=lambda: now[0]))
     speeds = Speeds(2, adaptive_period)
     for group, seconds in ((0, 9.0), (1, 9.0), (0, 1.0), (1, 4.0)):  # The first call of each also compiles.
         assert speeds.period(group, 16) == 16

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.membership import Membership
-from tfdist.strategies.hogwild import slots_of_others
-from tfdist.strategies.hogwild.local_replicas import LocalReplicas
-from tfdist.strategies.hogwild.local_variable import Kind
+from tfdist.strategies.coordinator.members.membership import Membership
+from tfdist.strategies.hogwild.replicas import slots_of_others
+from tfdist.strategies.hogwild.replicas.local_replicas import LocalReplicas
+from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 
 
 class Replicas:

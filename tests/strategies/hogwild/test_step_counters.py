@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from tfdist.strategies.hogwild.local_variable import Kind
-from tfdist.strategies.hogwild.step_counters import StepCounters, optimizers_of
+from tfdist.strategies.hogwild.replicas.step_counters import StepCounters, optimizers_of
+from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 
 
 class Counter:

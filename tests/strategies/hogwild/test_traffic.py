@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.hogwild.local_variable import Kind
 from tfdist.strategies.hogwild.strategy import Hogwild
+from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 from tfdist.strategies.hogwild.traffic import bytes_per_period
 from tfdist.synchronization import Synchronization
 

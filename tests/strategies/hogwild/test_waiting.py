@@ -5,7 +5,7 @@ import itertools
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.hogwild import waiting
+from tfdist.strategies.hogwild.synchronization import waiting
 
 
 @pytest.mark.parametrize("ahead", [0.0, 3600.0, -3600.0])

@@ -82,8 +82,8 @@ import keras
 import numpy as np
 
 import tfdist
-from tfdist.strategies.hogwild.chief_values import ChiefValues
-from tfdist.strategies.hogwild.collector import Collector
+from tfdist.strategies.hogwild.replicas.chief_values import ChiefValues
+from tfdist.strategies.hogwild.replicas.collector import Collector
 
 release, collect, releasing, collected = ChiefValues.release, Collector.collect, [], []
 
@@ -138,7 +138,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist.strategies.coordinator import call_size
+from tfdist.strategies.coordinator.calls import call_size
 from tfdist.strategies.hogwild.group_calls import GroupCalls
 
 cluster = dataclasses.replace(tfdist.read({"chief": 1, "worker": 1, "ps": 1}), strategy="hogwild", sync_period=16)

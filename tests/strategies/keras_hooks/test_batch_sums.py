@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras import ops
 
 from tfdist.strategies.inputs.batches import rows_of
-from tfdist.strategies.keras_hooks import batch_sums, replica_context
+from tfdist.strategies.keras_hooks.replicas import batch_sums, replica_context
 from tfdist.strategies.private_api import patches
 
 WEIGHTS = tf.Variable([2.0, 3.0, 4.0, 5.0])  # As many as a batch has examples and features.

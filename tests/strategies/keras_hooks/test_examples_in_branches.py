@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from tfdist.strategies.keras_hooks.examples_in_branches import decides_by_examples
+from tfdist.strategies.keras_hooks.checks.examples_in_branches import decides_by_examples
 
 VARIABLE = keras.Variable(1.0)
 

@@ -2,9 +2,9 @@
 
 import keras
 
-from tfdist.strategies.keras_hooks import replica_context
 from tfdist.strategies.keras_hooks.losses import adopt_own_calls
-from tfdist.strategies.keras_hooks.replica_context import Replica
+from tfdist.strategies.keras_hooks.replicas import replica_context
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
 
 
 class OfTwo(keras.losses.Loss):

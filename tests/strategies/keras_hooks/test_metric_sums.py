@@ -5,7 +5,9 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from tfdist.strategies.keras_hooks import metric_sums, replica_context, variables
+from tfdist.strategies.keras_hooks import variables
+from tfdist.strategies.keras_hooks.checks import metric_sums
+from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.private_api import KerasVariable, patches
 
 SUMS = {

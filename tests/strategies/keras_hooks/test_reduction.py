@@ -5,7 +5,7 @@ import weakref
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
+from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 
 
 def test_a_function_that_adds_up_gradients_is_freed_and_differentiates_around_the_sum():

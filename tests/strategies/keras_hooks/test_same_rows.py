@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import same_rows
+from tfdist.strategies.keras_hooks.replicas import same_rows
 
 POSITIONS = tf.Variable([0, 2, 1], dtype=tf.int32)
 ROWS = {

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.replica_context import Replica, entered
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, entered
 from tfdist.strategies.model_parallel import task_span
 from tfdist.strategies.model_parallel.task_span import TaskSpan
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.parameter_server import relative_assigns
 from tfdist.strategies.parameter_server.relative_assigns import Change, _Affine
 

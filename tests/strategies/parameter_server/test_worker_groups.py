@@ -159,7 +159,7 @@ def test_files_saved_with_two_ps_load_with_three_with_one_and_without_a_cluster(
 
 
 def test_losses_of_every_form_equal_one_process(start):
-    """Cases of support/programs/losses.py, own_losses.py, own_steps.py and sums_and_classes.py in one synchronous group of two workers."""
+    """Cases of support/programs/losses.py, own_losses.py, own_step_metrics.py and sums_and_classes.py in one synchronous group of two workers."""
     job = start(str(PROGRAMS / "group_losses.py"))
     assert job.wait(500) == 0, job.output[-3000:]
     cases = [json.loads(line.removeprefix("CASE ")) for line in job.output.splitlines() if line.startswith("CASE ")]

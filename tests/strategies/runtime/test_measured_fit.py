@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.launch.plan import window
 from tfdist.planner import placement
 from tfdist.planner.costs import COMPRESSED
-from tfdist.strategies.hogwild.compression import COMPRESSORS
+from tfdist.strategies.hogwild.synchronization.compression import COMPRESSORS
 from tfdist.strategies.parameter_server.placement import MIN_SHARD_BYTES
 from tfdist.strategies.runtime import measured_fit, run_summary
 from tfdist.strategies.runtime.measured_fit import MeasuredFit, batch_of, change

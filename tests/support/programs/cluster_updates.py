@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.cluster import Cluster, Task
-from tfdist.strategies.coordinator import recovery
+from tfdist.strategies.coordinator.members import recovery
 from tfdist.strategies.private_api import cluster_of, use_own_executor
 from tfdist.strategies.runtime import chief_device
 

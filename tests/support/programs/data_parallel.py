@@ -16,6 +16,7 @@ import losses
 import numpy as np
 import own_loops
 import own_losses
+import own_step_metrics
 import own_steps
 import sums_and_classes
 import tensorflow as tf
@@ -110,6 +111,7 @@ for _function in (
     *own_losses.CASES,
     *own_losses.WHOLE_BATCH_CASES,
     *own_steps.CASES,
+    *own_step_metrics.CASES,
     *own_loops.CASES,
     *sums_and_classes.CASES,
 ):

@@ -1,4 +1,4 @@
-"""Cases of losses.py, own_losses.py, own_steps.py and sums_and_classes.py under parameter_server with one group, and in one process.
+"""Cases of losses, own_losses, own_step_metrics and sums_and_classes under parameter_server with one group, and in one process.
 
 Those with other arguments of the same functions, which tests/strategies/data_parallel has too, run for a release.
 """
@@ -9,7 +9,7 @@ import json
 import keras
 import losses
 import own_losses
-import own_steps
+import own_step_metrics
 import sums_and_classes
 
 import tfdist
@@ -18,10 +18,10 @@ ONE_GROUP = (
     "cluster { nworker_groups: 1 nserver_groups: 1 nworkers_per_group: 2 nservers_per_group: 2 server_worker_separate: true }"
 )
 OF_REPLICAS = (
-    own_steps.metrics_that_get_numbers_of_a_batch,
-    own_steps.losses_that_tensorflow_scales,
-    own_steps.losses_that_override_call,
-    own_steps.metrics_of_an_own_train_step_whose_batches_are_pairs,
+    own_step_metrics.metrics_that_get_numbers_of_a_batch,
+    own_step_metrics.losses_that_tensorflow_scales,
+    own_step_metrics.losses_that_override_call,
+    own_step_metrics.metrics_of_an_own_train_step_whose_batches_are_pairs,
     *sums_and_classes.CASES,
 )
 FOR_EACH_CHANGE = (

@@ -14,11 +14,11 @@ import tensorflow as tf
 from gate import LIMIT, wait_for
 
 import tfdist
-import tfdist.strategies.hogwild.global_parameters
-from tfdist.strategies.coordinator.membership import Membership
-from tfdist.strategies.hogwild.control import Control
-from tfdist.strategies.hogwild.local_replicas import LocalReplicas
-from tfdist.strategies.hogwild.local_variable import Kind
+import tfdist.strategies.hogwild.synchronization.global_parameters
+from tfdist.strategies.coordinator.members.membership import Membership
+from tfdist.strategies.hogwild.replicas.local_replicas import LocalReplicas
+from tfdist.strategies.hogwild.synchronization.control import Control
+from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 
 FOR_A_RELEASE = os.environ.get("TFDIST_TESTS") == "all"
 """Whether to run cases also with options that others run with."""
@@ -44,7 +44,7 @@ def begin(strategy, groups, period=1, servers=((0, 1),), grace=0.0, shard_bytes=
     strategy.steps_per_synchronization = period // strategy.synchronization.fragments
     membership = strategy.membership = strategy.executions._membership = Membership(strategy.worker_groups)
     strategy.local_replicas = LocalReplicas(strategy, membership)
-    tfdist.strategies.hogwild.global_parameters.SHARD_BYTES = shard_bytes
+    tfdist.strategies.hogwild.synchronization.global_parameters.SHARD_BYTES = shard_bytes
     strategy.local_replicas.in_flight = lambda: 0
     strategy.local_replicas.grace.seconds = lambda group: grace
     for group in range(groups, len(strategy.worker_groups)):

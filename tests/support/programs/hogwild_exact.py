@@ -15,7 +15,7 @@ import tensorflow as tf
 from gate import LIMIT, Gate, HeldParameters, called_beside, wait_for
 from hogwild_events import FOR_A_RELEASE, Trained, begin, job_of_servers, main, upwards
 
-from tfdist.strategies.hogwild.local_variable import Kind
+from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 
 
 def data_parallel(strategy):

@@ -20,9 +20,9 @@ from hogwild_events import FOR_A_RELEASE, Sum, Trained, begin, main, upwards
 
 import tfdist
 import tfdist.strategies.hogwild.training_loop
-from tfdist.strategies.hogwild.local_replicas import LocalReplicas
-from tfdist.strategies.hogwild.local_variable import Kind
-from tfdist.strategies.hogwild.synchronization_functions import Task
+from tfdist.strategies.hogwild.replicas.local_replicas import LocalReplicas
+from tfdist.strategies.hogwild.synchronization.local_variable import Kind
+from tfdist.strategies.hogwild.synchronization.synchronization_functions import Task
 
 
 def fragments_in_turn(strategy):

@@ -8,7 +8,7 @@ import numpy as np
 
 import tfdist
 from tfdist.cluster import Cluster, Task
-from tfdist.strategies.hogwild import grace
+from tfdist.strategies.hogwild.timing import grace
 
 grace.PERIODS = grace.WITH_SLOWER_PERIODS = 1000.0  # No group continues alone because the machine is busy.
 grace.FIRST_SECONDS = 60.0

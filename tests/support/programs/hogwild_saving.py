@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist.strategies.hogwild.local_replicas import LocalReplicas
-from tfdist.strategies.hogwild.measured_delay import COLUMNS
+from tfdist.strategies.hogwild.replicas.local_replicas import LocalReplicas
+from tfdist.strategies.hogwild.timing.measured_delay import COLUMNS
 
 X = np.random.default_rng(5).normal(size=(96, 5)).astype("float32")
 Y = (X[:, :1] * X[:, 1:2]).astype("float32")

@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 import tfdist
-from tfdist.strategies.coordinator import executions
+from tfdist.strategies.coordinator.calls import executions
 
 BATCHES, SIZE, EPOCHS = 24, 4, 2
 IDS = np.arange(1, BATCHES * SIZE + 1, dtype="float32").reshape(-1, 1)

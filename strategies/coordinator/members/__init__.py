@@ -1,0 +1,1 @@
+"""Worker groups: which of them answer, which train now, and how tasks that were restarted come back."""

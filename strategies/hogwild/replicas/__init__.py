@@ -1,0 +1,1 @@
+"""The chief's view of the local replicas of all groups: their values, slots and counters, and their part of a checkpoint."""

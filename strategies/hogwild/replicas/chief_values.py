@@ -1,0 +1,126 @@
+"""The values of local variables on the chief: when they are read from the cluster, and when the groups get what is assigned."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tfdist.strategies.hogwild.replicas import checkpoint_state
+from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
+from tfdist.strategies.hogwild.synchronization.local_variable import Kind, LocalVariable
+
+
+def _references(values: Sequence[Any]) -> list[int]:
+    """Returns how many references each of the values has."""
+    return [sys.getrefcount(value) for value in values]
+
+
+(_UNUSED,) = _references([object()])
+"""References to an object that only a list holds."""
+
+
+class ChiefValues:
+    """Keeps the chief's variables and the blocks in step.
+
+    Args:
+        blocks: all blocks. Others add to the list.
+        collect: collects blocks from the groups, see `Collector.collect`.
+        in_flight: returns the number of executions in flight.
+        wait_until_idle: waits until no execution is in flight.
+    """
+
+    def __init__(
+        self,
+        blocks: list[ParameterBlock],
+        collect: Callable[[Sequence[ParameterBlock]], object],
+        in_flight: Callable[[], int],
+        wait_until_idle: Callable[[], None],
+    ) -> None:
+        self._blocks = blocks
+        self._collect = collect
+        self._in_flight = in_flight
+        self._wait_until_idle = wait_until_idle
+        self._executions_done = 0
+        self._fetched: dict[ParameterBlock, int] = {}  # Executions that were done when the block was last fetched.
+
+    def refresh(self, variable: LocalVariable) -> None:
+        """Assigns the current value to the chief's variable.
+
+        While executions are in flight, that is the value of the global parameters, or the value that was collected last if the
+        variable is not synchronized. Otherwise groups flush first.
+        """
+        block = variable.block
+        if block is None or variable.kind in (Kind.FROM_CHIEF, Kind.COUNTER):
+            return
+        self._update(block)
+        block.update_on_chief(variable)
+
+    def newer(self, variable: LocalVariable) -> Any:
+        """Returns the current value as a numpy array if the chief's variable does not have it, else None. Assigns nothing."""
+        block = variable.block
+        if block is None or variable.kind in (Kind.FROM_CHIEF, Kind.COUNTER):
+            return None
+        self._update(block)
+        return None if variable.version == block.version else block.cut(block.values, variable).copy()
+
+    def _update(self, block: ParameterBlock) -> None:
+        if block.dirty and not block.changed:
+            if not self._in_flight():
+                self._collect([block])
+            elif block.kind is Kind.SYNCHRONIZED and self._fetched.get(block) != self._executions_done:
+                self._fetched[block] = self._executions_done  # Once for all variables that are read between two steps.
+                block.set_values(block.fetch())
+
+    def release(self, block: ParameterBlock) -> None:
+        """Gives the last values of a block to its variables, which then belong to no block.
+
+        If nothing else holds the variables, the values are lost with them: collecting would take longer than a small training.
+        """
+        if any(count > _UNUSED for count in _references(block.variables)):
+            self._collect([block])
+        for variable in block.variables:
+            if variable.kind not in (Kind.FROM_CHIEF, Kind.COUNTER) and block.values is not None:
+                block.update_on_chief(variable)
+            variable.block = None
+            variable.version = 0
+        self._blocks.remove(block)
+        self._fetched.pop(block, None)
+
+    @contextlib.contextmanager
+    def assigning(self, variable: LocalVariable) -> Iterator[None]:
+        """Surrounds an assignment to the chief's variable. `publish` gives the new value to the groups."""
+        self.refresh(variable)
+        yield
+        variable.restored = {}
+        if variable.block is not None:
+            variable.block.assigned[id(variable)] = variable
+            variable.version = variable.block.version
+            variable.restored_outer = checkpoint_state.zero_outer(variable)  # That of the old value would move the new one.
+
+    def publish(self) -> None:
+        """Gives what the chief has assigned to the ps. Call it before executions are scheduled.
+
+        Groups pull the whole block, so all groups flush their progress first.
+        """
+        for block in self._blocks:
+            if not block.changed:
+                continue
+            self._wait_until_idle()  # Executions that wait for a group make progress, too.
+            if block.dirty:
+                assigned = [(variable, variable.value_on_chief()) for variable in block.assigned.values()]
+                self._collect([block])
+                for variable, value in assigned:
+                    block.cut(block.values, variable)[...] = value
+            block.publish()
+            checkpoint_state.restore_outer(block)
+
+    def count_updates(self, made: Sequence[tuple[LocalVariable, int]]) -> None:
+        """Adds the updates of an execution to the counters on the chief."""
+        self._executions_done += 1
+        for variable, updates in made:
+            variable.count_on_chief(updates)
+
+    def synchronize_groups(self) -> None:
+        """Lets all groups continue from global parameters with the progress of all, unless executions are in flight."""
+        if not self._in_flight():
+            self._collect([block for block in self._blocks if block.kind is Kind.SYNCHRONIZED])

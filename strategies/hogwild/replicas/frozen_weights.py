@@ -1,0 +1,41 @@
+"""Says which frozen weights, that a step assigns itself, do not get the mean of the groups.
+
+A weight that is not trained gets the mean, whatever the outer optimizer. But outer rates hold for a block, and a weight that
+was trained before stays in the block of those that it was trained with.
+"""
+
+import logging
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from tfdist.strategies.hogwild.replicas.momentum_buffers import AVERAGE
+from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
+from tfdist.strategies.hogwild.synchronization.local_variable import local_variables
+from tfdist.strategies.hogwild.synchronization.outer_optimizers import OuterOptimizer
+
+_log = logging.getLogger("tfdist")
+_warned: set[str] = set()
+
+
+def moved_by_outer_rates(blocks: Iterable[ParameterBlock], optimizer: OuterOptimizer) -> list[ParameterBlock]:
+    """Returns the blocks, of those that are trained, of which the outer optimizer does not take the mean."""
+    return [block for block in blocks if block.rates != AVERAGE or optimizer.of_averages is not optimizer]
+
+
+def warn_of_frozen(model: Any, assigned: Collection[int], outer: Collection[ParameterBlock]) -> None:
+    """Warns, once, of each weight of a model that a step assigns although the model does not train it.
+
+    Args:
+        model: the Keras model.
+        assigned: the variables that the step assigns and the model does not train, by id.
+        outer: what `moved_by_outer_rates` returned.
+    """
+    for weight in model.weights if outer else ():
+        held = [v for v in local_variables(weight._value) if id(v) in assigned and v.block in outer]
+        if held and weight.path not in _warned:
+            _warned.add(weight.path)
+            _log.warning(
+                "a step assigns %s, which was trained before and is frozen now: the outer rates of the weights that it was "
+                "trained with move it too, where the groups should take the mean. Load the weights into a new model",
+                weight.path,
+            )

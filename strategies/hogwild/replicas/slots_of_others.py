@@ -1,0 +1,60 @@
+"""The optimizer slots of a group whose workers were restarted, or have joined: those of another group that trains.
+
+The slots that the chief has read last may be zeros still, while the optimizer has counted thousands of updates. Adam then takes
+its second moment for one of many gradients, and its first updates are several times too large; with a first moment that is
+averaged over the groups (`average_momentum`) there is no limit to how large.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+
+import tensorflow as tf
+
+from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
+from tfdist.strategies.hogwild.synchronization.local_variable import Kind, LocalVariable
+from tfdist.strategies.runtime import chief_device
+
+_log = logging.getLogger("tfdist")
+
+
+def slots_in(variables: Iterable[LocalVariable], kind: Kind) -> list[LocalVariable]:
+    """Returns the optimizer slots of a kind among the variables of a block."""
+    return [variable for variable in variables if variable.is_slot and variable.kind is kind]
+
+
+def take(slots: Sequence[LocalVariable], device: str, others: Iterable[str]) -> bool:
+    """Assigns the slots of the first other group that answers to those of a group. Returns whether there is one.
+
+    The other one trains meanwhile: the slots are those of two or three of its updates.
+
+    Args:
+        slots: the slots.
+        device: the leader of the group.
+        others: the leaders of the groups that have slots.
+    """
+    for other in others:
+        try:
+            values = [chief_device.fetched(variable.replica.read(variable.place(other))) for variable in slots]
+        except tf.errors.OpError as error:  # Its worker is gone, too.
+            _log.debug("%s has no optimizer slots: %s", other, error)
+            continue
+        for variable, value in zip(slots, values, strict=True):
+            variable.replica.assign(value, variable.place(device))
+        return True
+    return False
+
+
+def clear(block: ParameterBlock) -> None:
+    """Sets slots on the ps, which groups average, to zero."""
+    for shards in block.shards:
+        for shard, size in zip(shards, block.sizes, strict=True):
+            shard.parameters.assign(tf.zeros([size], block.dtype))
+
+
+def warn(group: int) -> None:
+    """Says that no other group has slots."""
+    _log.warning(
+        "worker group %d was restarted, and no other one has optimizer slots: it begins with those that the chief has read "
+        "last, or with none, so its first updates may be too large",
+        group,
+    )

@@ -1,0 +1,304 @@
+"""`LocalVariable`: a variable with a local replica in every worker group and one value on the chief.
+
+The chief's value is the global parameter (for a model's weights) or the merged value of the replicas (for an optimizer's
+slots). In a function that a group runs, the variable is the replica of that group, which the function finds by its name.
+"""
+
+import contextlib
+import enum
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.coordinator.extended import unwrapped
+from tfdist.strategies.coordinator.members.named_resource import NamedVariable
+from tfdist.strategies.coordinator.sync_on_read_variable import HandleSpec
+from tfdist.strategies.hogwild.synchronization.by_reference import ByReference
+from tfdist.strategies.private_api import is_saving, outermost_graph, register_tensor_conversion, variable_accessed
+from tfdist.strategies.private_api.overrides import overrides
+from tfdist.strategies.runtime import chief_device
+from tfdist.strategies.variable_base import VariableBase
+
+
+class Kind(enum.Enum):
+    """How the replicas of a variable and its value on the chief are related."""
+
+    OWN = "own"
+    """Each group has its own. The chief reads their mean, or for dtypes without a mean the first group's."""
+    SYNCHRONIZED = "synchronized"
+    """Synchronized with the global parameters, which the chief reads."""
+    FROM_CHIEF = "from chief"
+    """The chief sends its value with every call (a learning rate)."""
+    COUNTER = "counter"
+    """Counts the updates of all groups on the chief, and of one group in its replica (`optimizer.iterations`)."""
+    SEED = "seed"
+    """Seeds random numbers. The first group draws those of a single process, every other group different ones."""
+
+
+_sent_values: dict[int, Any] = {}
+"""In the function that is traced: the values that it gets from the chief with every call, by the id of the variable."""
+
+
+@contextlib.contextmanager
+def sent_values(values: dict[int, Any]) -> Iterator[None]:
+    """Surrounds the tracing of a function that gets `values` of variables of kind FROM_CHIEF, by id, with every call."""
+    global _sent_values
+    outer, _sent_values = _sent_values, values
+    try:
+        yield
+    finally:
+        _sent_values = outer
+
+
+_WRITES = {
+    "assign": tf.raw_ops.AssignVariableOp,
+    "assign_add": tf.raw_ops.AssignAddVariableOp,
+    "assign_sub": tf.raw_ops.AssignSubVariableOp,
+}
+
+
+def _kind_of(name: str, shape: tf.TensorShape, kwargs: dict[str, Any]) -> Kind:
+    if "seed_generator_state" in name:
+        return Kind.SEED
+    # Only these arguments tell the variables of Keras' optimizers from a model's own.
+    first_only = kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA
+    if first_only and shape.rank == 0 and not kwargs.get("trainable"):
+        return {"learning_rate": Kind.FROM_CHIEF, "iteration": Kind.COUNTER}.get(name, Kind.OWN)
+    return Kind.OWN
+
+
+class LocalVariable(VariableBase):
+    """A variable with one value on the chief and a local replica in every worker group.
+
+    Attributes:
+        replica: the replica of the group that runs a function.
+        column: if the variable is a shard of one that is sharded over the devices of a replica: the number of the device that
+            holds it, from 0. None for others, which the first device holds.
+        kind: how replicas and chief are related.
+        block: the `ParameterBlock` that holds the variable; None until a function uses it.
+        restored: restored values for replicas of groups that have not started since, numpy, by group (checkpoint_state.py).
+        restored_outer: restored state of the outer optimizer for this variable, numpy, by name.
+        version: version of the block's values that the chief's variable has.
+        is_assigned: whether a function that a group runs assigns it.
+        is_slot: whether it is a slot of an optimizer, with floating-point numbers.
+        is_nonnegative: whether groups take the mean of it and it had no negative value at first, see nonnegatives.py.
+        moved: how far the program has moved a counter by assigning it.
+    """
+
+    def __init__(self, strategy: Any, next_creator: Any, column: int | None = None, **kwargs: Any) -> None:
+        self.column = column
+        self.tfdist_strategy = self._strategy_of = strategy
+        with tf.init_scope(), tf.device(chief_device.DEVICE):
+            self._on_chief = next_creator(**kwargs)
+        name = kwargs.get("name") or "Variable"
+        self.replica = NamedVariable(name, self._on_chief.dtype, self._on_chief.shape, "")
+        self.kind = _kind_of(name, self._on_chief.shape, kwargs)
+        self.block: Any = None
+        self._chief_handles: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._assigned_by: weakref.WeakSet[Any] = weakref.WeakSet()  # Functions of the chief.
+        self._sent_values: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.restored: dict[int, Any] = {}
+        self.restored_outer: dict[str, Any] = {}
+        self.version = 0
+        self.is_assigned = False
+        self.is_slot = False
+        self.is_nonnegative = False
+        self.moved = 0
+        self._uncounted = 0  # Updates to be added to the chief's variable.
+        # TensorFlow's variables have these attributes.
+        self._shape, self._dtype = self._on_chief.shape, self._on_chief.dtype
+        self._trainable = self._on_chief.trainable
+        self._synchronization, self._aggregation = self._on_chief.synchronization, self._on_chief.aggregation
+        self._handle_name = f"{name}:0"
+        self._unique_id = f"local_{self.replica.name}"
+        self._in_graph_mode = False
+        self._cached_value = None
+        self._constraint = None
+        self.keras_constraint: Callable[[Any], Any] | None = None
+
+    # In a function that a group runs.
+
+    @property
+    def handle(self) -> Any:
+        """The resource: the replica in a function that a group runs, the chief's variable elsewhere."""
+        if tf.executing_eagerly() or is_saving():
+            return self.on_chief().handle
+        if not self._strategy_of.extended.is_tracing:
+            return self._handle_at_call_time()
+        self._strategy_of.local_replicas.record_use(self)
+        return self.replica.handle(self.place())
+
+    def __tf_tracing_type__(self, signature_context: Any) -> ByReference:
+        """Returns what a `tf.function` knows of this variable as an argument."""
+        return ByReference(self)
+
+    def _handle_at_call_time(self) -> Any:
+        """Returns the chief's variable in a function that the chief runs, with its value at the time of the call."""
+        # Weak, as TensorFlow's functions hold variables: this variable holds the graph, which holds what it captures.
+        function, this = weakref.ref(outermost_graph()), weakref.ref(self)
+
+        def handle() -> Any:
+            variable = this()
+            if variable is None:
+                raise ValueError("a function uses a variable that is deleted; keep the model as long as the function")
+            if function() in variable._assigned_by:
+                with tf.init_scope(), variable._strategy_of.local_replicas.assigning(variable):
+                    return variable._counted().handle
+            return variable.on_chief().handle
+
+        return self._at_call_time(self._chief_handles, handle, HandleSpec(value=self._on_chief.handle))
+
+    @staticmethod
+    def _at_call_time(captured: weakref.WeakKeyDictionary[Any, Any], value: Callable[[], Any], spec: Any) -> Any:
+        """Captures `value()` at each call of the function. One capture per outermost function: a condition would lose it."""
+        graph = outermost_graph()
+        if graph not in captured:
+            with graph.as_default():
+                captured[graph] = graph.capture_call_time_value(value, spec)
+        return captured[graph]
+
+    @property
+    def _here(self) -> str:
+        if not self._strategy_of.extended.is_tracing:
+            return str(self._on_chief.device)
+        return self.place()
+
+    def place(self, leader: str | None = None) -> str:
+        """Returns the device that holds the local replica (`HogwildExtended.place_of`)."""
+        return str(self._strategy_of.extended.place_of(self.column, leader))
+
+    def value(self) -> Any:
+        """Returns the value as a tensor: that of the replica in a function that a group runs, else the chief's."""
+        return self._read_variable_op()
+
+    def read_value(self) -> Any:
+        """Same as `value()`."""
+        return self._read_variable_op()
+
+    @overrides(VariableBase)
+    def _read_variable_op(self, no_copy: bool = False) -> Any:
+        if tf.executing_eagerly() or is_saving():
+            variable_accessed(self)
+            return self.on_chief()._read_variable_op(no_copy)
+        if self.kind is Kind.FROM_CHIEF and self._strategy_of.extended.is_tracing:
+            if id(self) in _sent_values:
+                return _sent_values[id(self)]
+            spec = tf.TensorSpec(self.shape, self.dtype)
+            return self._at_call_time(self._sent_values, lambda: chief_device.value_of(self._on_chief), spec)
+        with tf.device(self._here):
+            return super()._read_variable_op(no_copy)
+
+    def sparse_read(self, indices: Any, name: Any = None) -> Any:
+        """Returns the rows `indices`."""
+        if tf.executing_eagerly() or is_saving():
+            return self.on_chief().sparse_read(indices, name)
+        with tf.device(self._here):
+            return super().sparse_read(indices, name)
+
+    def handle_for_update(self) -> Any:
+        """Returns the local replica, for an operation that changes it, in a function that a group runs; None elsewhere."""
+        return self.handle if self._strategy_of.extended.is_tracing else None
+
+    def _write(self, method: str, value: Any) -> Any:
+        if not tf.executing_eagerly():
+            if not self._strategy_of.extended.is_tracing:
+                self._assigned_by.add(outermost_graph())
+            else:
+                self._check_step_may_assign()
+                self.is_assigned = True
+                self._strategy_of.local_replicas.record_use(self, assigns=True)
+            with tf.device(self._here):
+                _WRITES[method](resource=self.handle, value=tf.convert_to_tensor(value, self.dtype))
+            return self
+        with self._strategy_of.local_replicas.assigning(self):
+            before = self.value_on_chief() if self.kind is Kind.COUNTER else 0
+            getattr(self._counted(), method)(value)
+            if self.kind is Kind.COUNTER:
+                self.moved += int(self.value_on_chief() - before)
+        return self
+
+    def _check_step_may_assign(self) -> None:
+        """Raises ValueError if the chief sends the value with every call, so that nobody would read what a step assigns."""
+        if self.kind is Kind.FROM_CHIEF:
+            raise ValueError(
+                "a step assigns the learning rate of an optimizer. Under hogwild the chief sends the learning rate with every "
+                "call of a worker group, so the assignment would have no effect. Give the optimizer a LearningRateSchedule, or "
+                "assign optimizer.learning_rate in a callback."
+            )
+
+    # On the chief.
+
+    def on_chief(self) -> Any:
+        """Returns the chief's variable with the current value."""
+        with tf.init_scope():  # `export` reads variables while it traces a function.
+            self._strategy_of.local_replicas.refresh_chief(self)
+        return self._counted()
+
+    def set_on_chief(self, value: Any) -> None:
+        """Assigns the value on the chief only. The groups do not pull it."""
+        self._counted().assign(value)
+
+    def count_on_chief(self, updates: int) -> None:
+        """Adds to the value on the chief only."""
+        self._uncounted += updates
+
+    def value_on_chief(self) -> Any:
+        """Returns the value on the chief without asking the groups, as a numpy array. Threads of groups may call it."""
+        return chief_device.value_of(self._counted()).numpy()
+
+    def _counted(self) -> Any:
+        # Added only when the value is read: after each call of a group it would be a twelfth of the chief's work for the call.
+        if self._uncounted:
+            self._on_chief.assign_add(self._uncounted)
+            self._uncounted = 0
+        return self._on_chief
+
+    def numpy(self) -> Any:
+        """Returns the value as a numpy array."""
+        value = self._strategy_of.local_replicas.newer_value(self)
+        return self.on_chief().numpy() if value is None else value
+
+    @property
+    def name(self) -> str:
+        """The name, as other variables have it."""
+        return self._handle_name
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """The shape."""
+        return self._shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype."""
+        return self._dtype
+
+    @property
+    def device(self) -> str:
+        """The device: that of the replica in a function that a group runs, else the chief's."""
+        return str(self._on_chief.device) if tf.executing_eagerly() else self._here
+
+    @property
+    def op(self) -> Any:
+        """The operation that created the chief's variable."""
+        return self._on_chief.op
+
+    @overrides(VariableBase)
+    def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, options: Any, **kwargs: Any) -> list[Any]:
+        resources = self.on_chief()._export_to_saved_model_graph(object_map, tensor_map, options, **kwargs)
+        object_map[self] = object_map[self._on_chief]
+        return resources  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return f"<LocalVariable {self._handle_name!r} shape={self._shape} dtype={self._dtype.name} {self.kind.value}>"
+
+
+def local_variables(variable: Any) -> list[LocalVariable]:
+    """Returns the local variables that hold a variable: several if it is sharded, none if it is of another kind."""
+    held = [unwrapped(each) for each in getattr(variable, "shards", [variable])]
+    return [each for each in held if isinstance(each, LocalVariable)]
+
+
+register_tensor_conversion(LocalVariable, lambda v, dtype=None, name=None, as_ref=False: v.value())

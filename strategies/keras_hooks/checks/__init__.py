@@ -1,0 +1,1 @@
+"""Whether replicas, each with its shard of a batch, compute what one process does: trials of steps and metrics, warnings."""

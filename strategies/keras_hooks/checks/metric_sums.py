@@ -1,0 +1,78 @@
+"""Warns of a metric of the user's whose state is no sum over the examples, such as a maximum.
+
+Every replica has its own state of each metric, and the sum of these states is the metric's result. That is exact for what adds
+something for each batch, as all metrics of Keras do. Anything else is wrong without an error: of a maximum the replicas
+show the sum of their maxima.
+"""
+
+import logging
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
+
+_KEEPS = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "TensorScatterAdd")
+"""Operations whose result is a sum if their first operand is."""
+
+_ADDS = ("Add", "AddV2", "AddN")
+
+_UNKNOWN = ("If", "Call", "While", "Merge", "Concat", "Pack", "Slice", "Pad", "Transpose", "Gather", "Scatter", "Placeholder")
+"""Parts of the types of operations of which nothing is said."""
+
+_log = logging.getLogger("tfdist")
+_warned: set[str] = set()
+_noted: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def note(variables: Iterable[Any]) -> None:
+    """Notes Keras variables of metrics that Keras does not mark as such, and whose changes the replicas add up."""
+    _noted.update({id(variable): variable for variable in variables})
+
+
+def check(replica: Replica, variable: Any, value: Any) -> None:
+    """Warns, once for each metric, if a step of a replica that is not alone assigns no sum to the state of a metric.
+
+    Args:
+        replica: the current replica.
+        variable: the Keras variable.
+        value: what is assigned.
+    """
+    groups = getattr(replica.strategy, "worker_groups", ())
+    is_alone = replica.share is None and len(groups) < 2
+    is_counted = variable.synchronization == "on_read" or id(variable) in _noted
+    if is_alone or not is_counted or variable.path in _warned or not isinstance(value, tf.Tensor):
+        return
+    if tf.executing_eagerly() or adds(value, tf.convert_to_tensor(variable.value).op.inputs[0]) is not False:
+        return
+    _warned.add(variable.path)
+    _log.warning(
+        "the metric variable %s is assigned something else than itself plus a number: a maximum, a moving average, or the last "
+        "value. Every replica keeps its own, and their sum counts, which is wrong. Keep sums (assign_add), or compute this "
+        "with predict, or in one process (--tier BASIC)",
+        variable.path,
+    )
+
+
+def adds(value: Any, handle: Any) -> bool | None:
+    """Returns whether a tensor of a function that is traced is the value of a variable plus something; None if not known.
+
+    Args:
+        value: the tensor.
+        handle: the handle of the variable in the function, a tensor.
+    """
+    operation = value.op
+    if operation.type == "ReadVariableOp":
+        return bool(operation.inputs[0].name == handle.name)
+    if operation.type in _KEEPS:
+        return adds(operation.inputs[0], handle)
+    if operation.type in (*_ADDS, "Sub"):
+        operands = operation.inputs[:1] if operation.type == "Sub" else operation.inputs
+        found = [adds(operand, handle) for operand in operands]
+        return True if True in found else None if None in found else False
+    if operation.type in ("Select", "SelectV2"):
+        found = [adds(operand, handle) for operand in operation.inputs[1:]]
+        return None if None in found else all(found)
+    return None if any(part in operation.type for part in _UNKNOWN) else False

@@ -1,0 +1,170 @@
+"""What a step that is tried out adds to its metrics: whether replicas, each with its shard, add the same as one process.
+
+The states of the replicas' metrics are added up. That is exact if every example adds its own part to a state. A metric of the
+user's may add a number of a batch instead, such as the mean of its examples or 1 for the batch, and each replica adds one. A
+trial (shard_check.py) finds these variables: they grow as much with twice as many examples. From then on each replica adds its
+share of the number, so that the replicas together add the mean over the examples. A `keras.metrics.Mean` does so by itself, and
+if the trial finds that it gets a sum over the examples, each replica adds all of its sum. A number that compares the examples,
+such as the F1 score of a batch, is that of a shard, and a warning names the metric.
+"""
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
+
+_MOST_VARIABLES = 256
+"""Variables of a model's metrics that are looked at. All tasks have to send each other as many numbers."""
+
+_SUM_GROWTH = 1.41
+"""Of a step that draws random numbers: a sum over twice as many examples is about 2 times as large, a mean as large."""
+
+_AS_IT_IS, _NUMBER, _SUM = 0.0, 1.0, 2.0
+"""What a step adds to a variable: its change, a number of a batch, or to a mean the sum over the examples of a batch."""
+
+_SUM_TOLERANCE = 0.01
+"""Of the growth of a sum. Only sums that do not depend on random numbers grow so exactly."""
+
+_log = logging.getLogger("tfdist")
+_warned: set[str] = set()
+_by_share: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_of_sums: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def record(replica: Replica, variable: Any, value: Any) -> None:
+    """Records what a trial adds to a variable of a metric.
+
+    Args:
+        replica: the current replica.
+        variable: the Keras variable.
+        value: what the step assigns. The trial assigns nothing, so all of it is a change of the value before the step.
+    """
+    replica.counted.append((variable, tf.cast(value, tf.float32) - tf.cast(variable.value, tf.float32)))
+
+
+def changes(replica: Replica) -> list[tuple[Any, Any]]:
+    """Returns what a trial adds to each variable of a metric that it assigns, as (variable, change); 0 if that is not known.
+
+    It is not if the step assigns the variable in a branch or a loop.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    found: dict[int, list[Any]] = {}
+    for variable, change in replica.counted:
+        found.setdefault(id(variable), [variable]).append(change)
+    return [
+        (variable, tf.add_n(own) if all(change.graph is graph for change in own) else tf.constant(0.0))
+        for variable, *own in found.values()
+    ]
+
+
+def settle(replica: Replica, metric: Any) -> None:
+    """Notes that a metric of Keras counts the number of a batch rightly by itself, on several replicas too."""
+    replica.settled.update(id(variable) for variable in metric.variables)
+
+
+def counted(replica: Replica, variable: Any, value: Any) -> Any:
+    """Returns what a replica assigns: the old value plus its share of a number of a batch, or `value` as it is.
+
+    Args:
+        replica: the current replica.
+        variable: the Keras variable.
+        value: what its step assigns.
+    """
+    if replica.share is None or id(variable) not in _by_share:
+        return value
+    old = variable.value
+    return old + (tf.cast(value, old.dtype) - old) * tf.cast(replica.share, old.dtype)
+
+
+def gets_sums(metric: Any) -> bool:
+    """Returns whether a `keras.metrics.Mean` gets the sum over the examples of a batch as one number."""
+    return id(metric.total) in _of_sums
+
+
+class Judgement:
+    """What is to be said of the metrics of a model.
+
+    Args:
+        model: the Keras model.
+        replicas: how many replicas share a batch.
+    """
+
+    def __init__(self, model: Any, replicas: int) -> None:
+        self._model, self._replicas = model, replicas
+        self._variables = model.metrics_variables[:_MOST_VARIABLES]
+        self._kinds = np.full(_MOST_VARIABLES, _AS_IT_IS)  # Of what a step adds to each variable.
+        self._warnings: list[str] = []
+
+    def look_at(
+        self, found: Sequence[Any], settled: Iterable[int], compares: Sequence[bool], growth: Sequence[float | None]
+    ) -> None:
+        """Looks at what the trial has found.
+
+        Args:
+            found: the variables that the step assigns.
+            settled: the ids of those that Keras' metrics count rightly.
+            compares: for each, whether what an example adds depends on the others of its batch.
+            growth: for each, how many times as much is added with each example twice; None if nothing is known.
+        """
+        places = {id(variable): place for place, variable in enumerate(found)}
+        rightly = set(settled)
+        for metric in leaves(self._model):
+            own = [places[id(variable)] for variable in metric.variables if id(variable) in places]
+            if any(compares[place] for place in own):
+                self._warnings.append(
+                    f"what an example adds to the metric {metric.name} depends on the other examples of its batch. Keep sums "
+                    "over the examples and compute with them in result(), or pass a metric function that returns one number: "
+                    "it gets the whole batch"
+                )
+            for place in own:
+                is_sum = abs((growth[place] or 1.0) - 2.0) < _SUM_TOLERANCE
+                if is_sum and not compares[place] and id(found[place]) in rightly:
+                    self._note(found[place], _SUM)
+            own = [place for place in own if id(found[place]) not in rightly]
+            numbers = [place for place in own if (growth[place] or _SUM_GROWTH) < _SUM_GROWTH]
+            if not numbers or any(growth[place] is None for place in own):
+                continue  # Of a state to which the trial adds 0 nothing is known.
+            if all(tf.as_dtype(found[place].dtype).is_floating for place in numbers):
+                for place in numbers:
+                    self._note(found[place], _NUMBER)
+            else:
+                self._warnings.append(
+                    f"the metric {metric.name} counts a batch once for each replica, in a variable of integers. Make it of "
+                    'floats (dtype="float32")'
+                )
+
+    def _note(self, variable: Any, kind: float) -> None:
+        for place, each in enumerate(self._variables):
+            if each is variable:
+                self._kinds[place] = kind
+
+    def apply(self, of_chief: Callable[[Any], Any], warns: bool) -> None:
+        """Makes the replicas count so. All tasks have to call it.
+
+        Args:
+            of_chief: takes numbers and returns those of the first task: each has seen other examples.
+            warns: whether this task logs what was found.
+        """
+        if not self._variables:
+            return
+        kinds = list(zip(self._variables, of_chief(self._kinds), strict=False))
+        _by_share.update({id(variable): variable for variable, kind in kinds if kind == _NUMBER})
+        _of_sums.update({id(variable): variable for variable, kind in kinds if kind == _SUM})
+        for what in self._warnings if warns else ():
+            message = f"{self._model.name}: {what}"
+            if message not in _warned:
+                _warned.add(message)
+                _log.warning(
+                    "a metric of %s (%s) differs from that in one process, because %d replicas share each batch: %s",
+                    *(self._model.name, type(self._model).__name__, self._replicas, what),
+                )
+
+
+def leaves(model: Any) -> list[Any]:
+    """Returns the metrics of a model, with those of `compile` one by one."""
+    return [leaf for metric in model.metrics for leaf in getattr(metric, "metrics", None) or [metric]]

@@ -1,0 +1,70 @@
+"""Which of the code that a model runs is not Keras': its replicas may compute something else than one process."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.strategies.keras_hooks.checks import metric_trial
+from tfdist.strategies.private_api import TensorFlowTrainer
+
+
+def has_own_step(model: Any) -> bool:
+    """Returns whether a model has a `train_step` of its own."""
+    return type(model).train_step is not TensorFlowTrainer.train_step
+
+
+def has_own_loss(model: Any) -> bool:
+    """Returns whether a model has a `compute_loss` of its own."""
+    return type(model).compute_loss is not TensorFlowTrainer.compute_loss
+
+
+def has_own_updates(optimizer: Any) -> bool:
+    """Returns whether an optimizer has code of the user's that gets the gradients of a shard, before they are added up."""
+    owners = [next((c for c in type(optimizer).__mro__ if name in vars(c)), object) for name in ("apply", "apply_gradients")]
+    return optimizer is not None and not all(map(is_known, owners))
+
+
+def _has_own_regularizer(layer: Any) -> bool:
+    """Returns whether the outputs of a layer are regularized by code that may compare the examples."""
+    regularizer = layer.activity_regularizer
+    of_keras = is_known(regularizer if hasattr(regularizer, "__name__") else type(regularizer))
+    return not of_keras or isinstance(regularizer, keras.regularizers.OrthogonalRegularizer)
+
+
+def has_own_code(model: Any) -> bool:
+    """Returns whether a model runs code that is not Keras': what Keras' own layers and losses compute is known."""
+    operations = getattr(model, "operations", ())
+    losses = tf.nest.flatten(getattr(model, "loss", None))
+    return (
+        has_own_step(model)
+        or has_own_updates(model.optimizer)
+        or has_own_metrics(model)
+        or any(map(_has_own_regularizer, model._flatten_layers()))
+        or has_own_loss(model)
+        or any(not isinstance(operation, keras.Layer) for operation in operations)  # `keras.ops` in a functional model.
+        or any(not is_known(type(layer)) or isinstance(layer, keras.layers.Lambda) for layer in model._flatten_layers())
+        or any(not is_known(loss if callable(loss) and hasattr(loss, "__name__") else type(loss)) for loss in losses)
+        or any(_name_of(loss).lower() == "circle" for loss in losses)  # The one loss of Keras that compares examples.
+    )
+
+
+def has_own_metrics(model: Any) -> bool:
+    """Returns whether a model has metrics of the user's, or computes metrics in a way of its own."""
+    own = type(model).compute_metrics is not keras.Model.compute_metrics
+    return own or any(not is_known(type(metric)) for metric in metric_trial.leaves(model))
+
+
+def has_own_test(model: Any) -> bool:
+    """Returns whether the metrics of `test_step` may count something that is no sum over the examples."""
+    return type(model).test_step is not TensorFlowTrainer.test_step or has_own_metrics(model)
+
+
+def _name_of(loss: Any) -> str:
+    """Returns the name of a loss of `compile`: of a function, of a class, of the class of an object, or as a string."""
+    return loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+
+
+def is_known(code: Any) -> bool:
+    """Returns whether a class or a function is of Keras or built in, as the name of a loss."""
+    return getattr(code, "__module__", "").partition(".")[0] in ("keras", "builtins")

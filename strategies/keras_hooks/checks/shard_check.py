@@ -1,0 +1,384 @@
+"""Warns of a training step that replicas, each with its shard of a batch, compute differently from one process.
+
+The replicas' results are means over the examples of a shard, and their weighted sum is that of the whole batch if every example
+adds its own part. It does not if examples are compared with each other, as in contrastive losses, if the step computes with its
+gradients, or if it adds up over the batch. Keras says nothing of a user's own code, so the step is tried out, before the first
+update, on a few examples of the first batch. Nothing is updated or assigned.
+
+With two parts a and b of these examples, and ab for a batch of both, each example adds its own part if
+
+    step(ab) + step(ba) = step(aa) + step(bb),
+
+where all four have the same positions, sizes and random numbers. So it is for examples that are shortened as by padding. The
+step is a mean if step(aa) = step(a); of a step that draws random numbers, only the norm is compared.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.strategies.keras_hooks.checks import examples_in_branches, metric_trial
+from tfdist.strategies.keras_hooks.checks.own_code import (
+    has_own_code,
+    has_own_loss,
+    has_own_metrics,
+    has_own_step,
+    has_own_test,
+    has_own_updates,
+    is_known,
+)
+from tfdist.strategies.keras_hooks.checks.step_trial import (
+    LEAST_CHANGE,
+    LEAST_NORM,
+    changing_operations,
+    compared,
+    count,
+    joined,
+    large,
+    mapped,
+    nodes_of,
+    parts,
+    released,
+    summary,
+    variables_of,
+    what_changes,
+)
+from tfdist.strategies.keras_hooks.replicas import added_losses
+from tfdist.strategies.keras_hooks.replicas.added_losses import AddedLosses, sums_among
+from tfdist.strategies.keras_hooks.replicas.batch_normalization import Frozen
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, entered
+from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
+from tfdist.strategies.private_api.user_functions import without_optionals
+
+_TOLERANCE, _GPU_TOLERANCE, _HALF_TOLERANCE = 0.0005, 0.005, 0.05
+"""Differences that are more than rounding, of the norm of what is updated: in float32, on GPUs also as TF32, and in half
+precision. Measured on a CPU: 1e-6 and less where examples add up, 0.001 to 2 where they are compared."""
+
+_SUM_GROWTH, _DRAWS, _MORE_DRAWS = 1.2, 8, 64
+"""With random numbers: the norm of a mean of twice as many examples is 0.7 to 1 times as large, and 0.7 if all of it is random.
+That of a sum is 1.4 to 2 times as large. Both are measured in so many draws, and if that looks like a sum, in more. Measured
+with half of 16 units dropped out: 0.90 +- 0.24 in 8 draws, 0.86 +- 0.07 in 64."""
+
+_OUTPUT = "an output"
+"""The name of outputs in `Replica.recorded`. Other names are paths of variables."""
+
+_CLIPS = ("clip_by_global_norm", "clip_by_norm")
+"""Names that TensorFlow gives the operations of functions that clip."""
+
+_SUM = (
+    "an update depends on the number of examples, as that of a sum does, and every replica has a part of them. "
+    "Compute means over the examples"
+)
+
+_log = logging.getLogger("tfdist")
+
+
+@dataclass
+class _Outcome:
+    """What a trial tells.
+
+    Attributes:
+        metrics: what is to be said of the metrics.
+        is_known: whether the step was tried out.
+        what: why replicas compute another update than one process; None if they do not, or on a task that does not log it.
+        integer: the name of a variable of integers that counts examples; None if there is none.
+        sums: the ids of layers that add sums over the examples as losses.
+    """
+
+    metrics: metric_trial.Judgement
+    is_known: bool = False
+    what: str | None = None
+    integer: str | None = None
+    sums: set[int] = field(default_factory=set)
+
+
+class ShardCheck:
+    """The check of one model. It is made once.
+
+    Args:
+        model: the Keras model.
+        step: its `train_step`.
+        strategy: the strategy.
+        replicas: how many replicas share a batch.
+        as_replica: returns a context in which the step is traced as that of one replica of this process.
+        of_chief: takes numbers and returns those of the first task; all tasks call it.
+        warns: whether this task logs what is found. All tasks have to try the step out, because a collective may be traced.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        step: Callable[[Any], Any],
+        strategy: Any,
+        replicas: int,
+        as_replica: Callable[[], contextlib.AbstractContextManager[Any]],
+        of_chief: Callable[[Any], Any] = lambda numbers: numbers,
+        warns: bool = True,
+    ) -> None:
+        self._model, self._strategy, self._replicas, self._warns = model, strategy, replicas, warns
+        self._trains = step == model.train_step
+        self._step = without_optionals(model, step)
+        self._as_replica, self._of_chief = as_replica, of_chief
+        # Code that runs eagerly counts its own calls, and a trial would be one more.
+        self.is_open = (has_own_code(model) if self._trains else has_own_test(model)) and not model.run_eagerly
+        """Whether the check is still to be made."""
+        # Whether the gradients are needed. Else the outputs and the loss tell enough.
+        self._is_whole = has_own_step(model) or has_own_updates(model.optimizer) or has_own_loss(model)
+        self._names: Sequence[str | None] = ()  # Of what the step records.
+        self._metrics: tuple[Sequence[Any], set[int]] = ((), set())  # Variables that it assigns; ids of settled ones.
+        self._adding: Sequence[Any] = ()  # The layers of the losses that layers add.
+        self._integers: Sequence[str] = ()  # Variables of integers that it assigns, by their names.
+        self._reads_replicas = self._has_weights = False
+        self._traced: Any = None
+
+    def run(self, examples: Any, size: int) -> None:
+        """Tries the step out, and logs a warning that names the model if replicas compute another update than one process.
+
+        A step that changes anything but Keras variables, or whose random numbers differ from call to call, cannot be tried out,
+        and a warning says so. Batches that are not dense tensors of two examples or more are skipped.
+
+        Args:
+            examples: examples of the first batch, nested tensors.
+            size: how many examples the whole batch has.
+        """
+        self.is_open = False
+        self._has_weights = isinstance(examples, tuple) and len(examples) == 3
+        halves = parts(examples)
+        outcome = self._outcome(halves, size)
+        if self._trains and any(not is_known(type(layer)) for layer in self._model._flatten_layers()):
+            outcome = self._with_sums_in_full(outcome, halves, size)
+        if self._warns and outcome.what is not None:
+            self._warn(outcome.what)
+        elif self._warns and outcome.integer is not None:
+            self._warn(self._what_is_assigned(outcome.integer))
+        outcome.metrics.apply(self._of_chief, self._warns)
+
+    def _with_sums_in_full(self, outcome: "_Outcome", halves: Any, size: int) -> "_Outcome":
+        """Lets sums that layers add as losses count in full, if the step is a mean apart from them.
+
+        A `train_step` may do something else than add them up. So it is tried out again. All tasks call this.
+
+        Returns:
+            What is known of the step then.
+        """
+        added = AddedLosses(self._model, self._of_chief)
+        is_wanted = outcome.what is not None or not has_own_step(self._model)
+        if not (sums := added.agreed(outcome.sums if is_wanted else ())):
+            return outcome
+        other = self._outcome(halves, size, as_means=sums)
+        if not (sums := added.agreed(sums if other.is_known and other.what is None else ())):
+            return outcome
+        added.add_in_full(sums)
+        return other
+
+    def _outcome(self, halves: Any, size: int, as_means: frozenset[int] = frozenset()) -> "_Outcome":
+        """Tries the step out.
+
+        Args:
+            halves: two parts of a batch; None if there are none.
+            size: how many examples the whole batch has.
+            as_means: the ids of layers whose added losses are divided by the number of examples.
+        """
+        try:
+            if halves is not None and (outcome := self._try_out(halves[0], halves[1], as_means)) is not None:
+                return outcome
+        except Exception as error:  # The real step shows the user's errors; an answer here is only wanted if there is one.
+            _log.debug("the step of %s was not tried out on parts of a batch: %r", self._model.name, error)
+            if self._traced is not None and self._warns and self._works_with(halves[0], size):
+                _log.warning(
+                    "the step of %s (%s) works with a batch of %d examples and not with a part of it, and %d replicas share "
+                    "each batch: it has the size of a batch written in it. Take that from the tensors (ops.shape(x)[0])",
+                    *(self._model.name, type(self._model).__name__, size, self._replicas),
+                )
+        return _Outcome(metric_trial.Judgement(self._model, self._replicas))
+
+    def _works_with(self, part: Any, size: int) -> bool:
+        """Returns whether the step that has failed on a few examples works with as many as a batch has."""
+        rows = next(int(leaf.shape[0]) for leaf in tf.nest.flatten(part) if leaf is not None)
+        try:
+            self._traced(mapped(lambda v: tf.concat([v] * -(-size // rows), axis=0)[:size], part), tf.constant(0))
+        except Exception:
+            return False
+        return True
+
+    def _try_out(self, first: Any, second: Any, as_means: frozenset[int]) -> "_Outcome | None":
+        """Returns what is known of the step; None if nothing is."""
+        function = self._traced = self._function(first, as_means)
+        if not self._is_whole and not all(is_known(type(layer)) for layer in self._adding):
+            # At the start such a loss, as that of a router, may be alike for all examples. Its gradients are not.
+            self._is_whole = True
+            function = self._traced = self._function(first, as_means)
+        nodes, updates = nodes_of(function), len(self._names)
+        if changes := changing_operations(nodes):
+            if self._trains and self._warns and updates and not as_means:
+                self._warn_of(what_changes(function, changes))
+            return None
+        differences, norms, aa = compared(function, first, second, self._has_weights)
+        a = [value.numpy() for value in function(first, tf.constant(0))]
+        tolerance = _GPU_TOLERANCE if tf.config.list_logical_devices("GPU") else _TOLERANCE
+        if "16" in keras.backend.standardize_dtype(self._model.compute_dtype):
+            tolerance = _HALF_TOLERANCE
+        least = np.array([LEAST_NORM if name in (None, _OUTPUT) else LEAST_CHANGE for name in self._names])
+        is_random = any("Random" in node.op for node in nodes)
+        outcome = _Outcome(metric_trial.Judgement(self._model, self._replicas), is_known=True)
+        if self._trains and self._warns and updates:
+            if large(differences[:updates], norms[:updates], tolerance, least):
+                outcome.what = self._what_compares()
+            elif is_random:  # The numbers for 4 and for 8 examples differ.
+                outcome.what = self._what_grows(function, joined(first, second), nodes)
+            else:
+                changed = large((aa[0] - a[0])[:updates], ((aa[1] + a[1]) / 2)[:updates], tolerance, least)
+                outcome.what = self._what_is_no_mean(changed, nodes)
+            arguments = sum(leaf is not None for leaf in tf.nest.flatten(first))
+            if outcome.what is None and not as_means and examples_in_branches.decides_by_examples(function, arguments):
+                self._warn_of(examples_in_branches.REASON)
+        end = len(norms) - len(self._integers)
+        if self._integers:  # Each by itself: they may be large beside updates.
+            pairs = zip(self._integers, a[1][end:], aa[1][end:], strict=True)
+            outcome.integer = next((name for name, one, two in pairs if one != two), None)
+        if end > updates:
+            growth = self._growth(function, joined(first, first), range(_DRAWS if is_random else 1), slice(updates, end))
+            compares = [bool(large(differences[[place]], norms[[place]], tolerance)) for place in range(updates, end)]
+            counted = len(self._metrics[0])
+            outcome.sums = sums_among(self._adding, growth[counted:], compares[counted:])
+            growth, compares = growth[:counted], compares[:counted]
+            if not is_random:  # A sum grows to twice as much, a mean not at all.
+                odd = (g is not None and min(abs(g - 1), abs(g - 2)) > 2 * tolerance for g in growth)
+                compares = [one or other for one, other in zip(compares, odd, strict=True)]
+            told = outcome.what is not None
+            outcome.metrics.look_at(*self._metrics, [False] * counted if told else compares, growth)
+        return outcome
+
+    def _what_compares(self) -> str:
+        advice = (
+            f"Let {type(self._model.optimizer).__name__} change them in update_step, which gets their sum over the replicas"
+            if has_own_updates(self._model.optimizer)
+            else "Let the optimizer clip (global_clipnorm)"
+        )
+        by_weights = 'A mean by the weights of examples is that of a Keras loss with reduction="mean_with_sample_weight". '
+        return (
+            "what an example adds to an update depends on the other examples of its batch, or the step computes with its "
+            "gradients. Compare examples in a loss function for compile that returns one number, of outputs with a row for "
+            f"each example: it gets the whole batch. {by_weights if self._has_weights else ''}{advice}"
+        )
+
+    def _what_grows(self, function: Callable[[Any, Any], Any], batch: Any, nodes: Sequence[Any]) -> str | None:
+        draws = (range(_DRAWS), range(_DRAWS, _DRAWS + _MORE_DRAWS))
+        updates = [index for index, name in enumerate(self._names) if name is None]
+        is_sum = all((self._growth(function, batch, each, updates, whole=True)[0] or 1.0) > _SUM_GROWTH for each in draws)
+        return _SUM if is_sum else self._what_else(nodes)
+
+    def _what_is_no_mean(self, places: Sequence[int], nodes: Sequence[Any]) -> str | None:
+        """Returns what is to be said of a step that updates or assigns something that is no mean, at these places."""
+        sizes = [self._names[place] for place in places]
+        assigned = [name for name in sizes if name not in (None, _OUTPUT)]
+        if assigned:
+            return self._what_is_assigned(assigned[0])
+        return _SUM if None in sizes else self._what_else(nodes)
+
+    @staticmethod
+    def _what_is_assigned(name: str) -> str:
+        return (
+            f"it assigns {name} something that is no mean over the examples, such as the examples themselves, their "
+            "sum or their number. Every replica has its own, and the mean of these counts, of integers the first"
+        )
+
+    def _what_else(self, nodes: Sequence[Any]) -> str | None:
+        if self._reads_replicas:
+            return (
+                "it computes with the number of replicas (num_replicas_in_sync). A train_step is that of one process: every "
+                "replica's loss counts by its share of the examples already, so do not divide it"
+            )
+        if any(name in node.name for node in nodes for name in _CLIPS):
+            return "it clips its gradients, which are those of a shard. Let the optimizer clip (global_clipnorm, clipnorm)"
+        return None
+
+    def _growth(
+        self, function: Callable[[Any, Any], Any], batch: Any, draws: Sequence[int], places: Any, whole: bool = False
+    ) -> list[float | None]:
+        """Returns the norms of what the step gives for a whole batch over those for its half; None for 0 / 0.
+
+        Args:
+            function: the step.
+            batch: the batch.
+            draws: draws of random numbers, each with another order of the examples. Their mean counts.
+            places: of what the step gives.
+            whole: whether to return the one number for all places together.
+        """
+        squares = []
+        for draw in draws:
+            all_examples = mapped(lambda v, k=draw: tf.roll(v, k, axis=0), batch)
+            half = mapped(lambda v: v[: v.shape[0] // 2], all_examples)
+            results = [function(each, tf.constant(draw)) for each in (all_examples, half)]
+            squares.append([norms.numpy()[places].astype(np.float64) ** 2 for _, norms in results])
+        large, small = np.sqrt(np.mean(squares, axis=0).sum(axis=1, keepdims=True) if whole else np.mean(squares, axis=0))
+        return [float(above / below) if below else None for above, below in zip(large, small, strict=True)]
+
+    def _warn_of(self, what: str) -> None:
+        """Logs a warning, once for each model, that its step cannot be tried out, and why."""
+        if not is_first_warning(self._model, what):
+            return
+        _log.warning(
+            "it was not checked whether the training of %s (%s) equals that in one process: %s. It does if an update is a mean "
+            "to which every example of a batch adds its own part, for %d replicas share each batch",
+            *(self._model.name, type(self._model).__name__, what, self._replicas),
+        )
+
+    def _warn(self, what: str) -> None:
+        if is_first_warning(self._model, what):
+            _log.warning(
+                "the training of %s (%s) differs from that in one process, because %d replicas share each batch: %s",
+                *(self._model.name, type(self._model).__name__, self._replicas, what),
+            )
+
+    def _function(self, example: Any, as_means: frozenset[int]) -> Any:
+        """Returns a function of a batch and of the number of a draw that returns projections and norms of what a step updates.
+
+        Draws with other numbers have other random numbers.
+        """
+
+        def trial(batch: Any, draw: Any) -> tuple[tf.Tensor, tf.Tensor]:
+            recorded: list[tuple[str | None, Any]] = []
+            state = Replica(
+                self._strategy, 0, tf.constant(1.0), recorded=recorded, draw=draw, examples=count(batch), as_means=as_means
+            )
+            state.graph = tf.compat.v1.get_default_graph()
+            with self._as_replica(), entered(state), Frozen(self._model), variables_of(self._strategy), released(state):
+                if not self._trains or self._is_whole:
+                    self._step(batch)
+                else:
+                    _compute_loss(self._model, batch, recorded)
+                recorded, counted = recorded if self._trains else [], metric_trial.changes(state)
+                added = added_losses.recorded(state) if self._trains else []
+                self._names = [name for name, _ in recorded]
+                self._metrics = [variable for variable, _ in counted], state.settled
+                self._adding = [layer for layer, _ in added]
+                integers = [pair for pair in state.integers if pair[1].graph is state.graph] if self._trains else []
+                self._integers = [name for name, _ in integers]
+                self._reads_replicas = state.reads_replicas
+                return summary([value for _, value in (*recorded, *counted, *added, *integers)])
+
+        signature = mapped(lambda v: tf.TensorSpec([None, *v.shape[1:]], v.dtype), example)
+        return tf.function(trial, autograph=False).get_concrete_function(signature, tf.TensorSpec([], tf.int32))
+
+
+def _compute_loss(model: Any, batch: Any, recorded: list[tuple[str | None, Any]]) -> None:
+    """Adds the outputs of a model and its loss to `recorded`, as Keras' `train_step` computes them.
+
+    That step needs no more than these to be means. Tracing it whole takes several times as long. Outputs that are linear in the
+    batch, as after a subtraction of its mean, show in their squares only.
+    """
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    outputs = model(x, training=True) if model._call_has_training_arg else model(x)
+    loss = model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight, training=True)
+    floats = [value for value in tf.nest.flatten(outputs) if isinstance(value, tf.Tensor) and value.dtype.is_floating]
+    recorded += [(_OUTPUT, each) for value in floats for each in (value, value * value)]
+    recorded.append((None, loss))
+    if has_own_metrics(model):
+        model.compute_metrics(x, y, outputs, sample_weight)

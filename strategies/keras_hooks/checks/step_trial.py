@@ -1,0 +1,248 @@
+"""What a trial of a step (shard_check.py) is made of: parts of a batch, numbers of its updates, operations of a function."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
+from tfdist.strategies.private_api import is_stateful_operation
+
+MOST_EXAMPLES = 4
+"""Examples in each of the two parts."""
+
+_PROJECTIONS = 4
+
+LEAST_NORM, LEAST_CHANGE = 1e-3, 1e-6
+"""Tensors with a smaller norm, of the largest one, are left out: their differences may be rounding. So are changes of
+variables that a step assigns itself, such as moving averages, which may be small beside gradients."""
+
+_ROUNDINGS = 1000.0
+"""How many times the rounding of a variable's value is added to the norm of its change."""
+
+_READS = (
+    "ReadVariableOp",
+    "VariableShape",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "VarHandleOp",
+    "Placeholder",
+    "Assert",
+    "NoOp",
+)
+_LOOKUPS = ("LookupTableFindV2", "LookupTableSizeV2", "HashTableV2")
+_MAKES_EMPTY = ("Empty",)  # As `keras.ops.ctc_loss`, which then fills it. TensorFlow calls it stateful.
+_CONTAINERS = ("StatefulPartitionedCall", "If", "While", "Case")
+_HARMLESS = frozenset((*_READS, *_LOOKUPS, *_MAKES_EMPTY, *_CONTAINERS))
+"""Stateful operations that a trial may run: they change nothing, and give the same result again."""
+
+_OF_VARIABLES = ("initial_value", "trainable", "name", "dtype", "aggregation", "synchronization", "shape")
+
+
+@contextlib.contextmanager
+def variables_of(strategy: Any) -> Iterator[None]:
+    """Creates variables that a step makes, such as those of a metric with its first batch, as in the scope of the strategy.
+
+    Otherwise they would be variables of the trial, which replicas share, and each could lose what another one counts.
+    """
+
+    def in_scope(arguments: dict[str, Any]) -> Any:
+        with strategy.scope():
+            return tf.Variable(**arguments)
+
+    def create(next_creator: Any, **kwargs: Any) -> Any:
+        del next_creator
+        with ThreadPoolExecutor(1) as thread:  # It is in no function and in no replica.
+            return thread.submit(in_scope, {name: kwargs[name] for name in _OF_VARIABLES if name in kwargs}).result()
+
+    with tf.variable_creator_scope(create):
+        yield
+
+
+@contextlib.contextmanager
+def released(replica: Replica) -> Iterator[None]:
+    """Gives variables their values back, in whose place the step of a replica reads what it would assign."""
+    try:
+        yield
+    finally:
+        for variable, value in replica.held.values():
+            variable._value = value
+        replica.held.clear()
+
+
+def parts(batch: Any) -> tuple[Any, Any] | None:
+    """Returns two batches of as many examples each; None if `batch` cannot be taken apart."""
+    if not are_dense(batch):
+        return None
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    size = min(int(min(leaf.shape[0] for leaf in leaves)) // 2, MOST_EXAMPLES)
+    if not size:
+        return None
+    first, second = (mapped(lambda v, b=begin: v[b : b + size], batch) for begin in (0, size))
+    return first, second
+
+
+def are_dense(batch: Any) -> bool:
+    """Returns whether all tensors of a batch are dense and have rows."""
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    return bool(leaves) and all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves)
+
+
+def count(batch: Any) -> tf.Tensor:
+    """Returns the number of examples of a batch of dense tensors, an integer scalar."""
+    return tf.shape(next(leaf for leaf in tf.nest.flatten(batch) if leaf is not None))[0]
+
+
+def mapped(function: Callable[..., Any], *batches: Any) -> Any:
+    """Returns what a function returns for each tensor of batches of the same structure; None stays None."""
+    return tf.nest.map_structure(lambda *v: None if v[0] is None else function(*v), *batches)
+
+
+def joined(first: Any, second: Any) -> Any:
+    """Returns a batch of the examples of two batches."""
+    return mapped(lambda a, b: tf.concat([a, b], axis=0), first, second)
+
+
+def other_parts(first: Any, second: Any) -> tuple[Any, Any]:
+    """Returns the examples of two parts in other parts: every second one."""
+    both = joined(first, second)
+    return mapped(lambda v: v[::2], both), mapped(lambda v: v[1::2], both)
+
+
+def padded(part: Any, has_weights: bool) -> Any:
+    """Returns the examples with padding in place of their second half: zeros in tensors of integers and truth values.
+
+    A mask may leave as much of each of the first examples, and then a mean over what it leaves looks like a mean over examples.
+
+    Args:
+        part: a batch of dense tensors.
+        has_weights: whether it is a tuple of inputs, targets and weights. Weights become zeros, too, or half if an example has
+            one.
+    """
+
+    def without_end(leaf: tf.Tensor) -> tf.Tensor:
+        is_kept = tf.range(leaf.shape[1]) < (leaf.shape[1] + 1) // 2
+        return tf.where(tf.reshape(is_kept, [-1] + [1] * (leaf.shape.rank - 2)), leaf, tf.zeros_like(leaf))
+
+    def of_tokens(leaf: tf.Tensor) -> tf.Tensor:
+        return without_end(leaf) if leaf.shape.rank > 1 and (leaf.dtype.is_integer or leaf.dtype.is_bool) else leaf
+
+    def of_weights(leaf: tf.Tensor) -> tf.Tensor:
+        return without_end(leaf) if leaf.shape.rank > 1 else tf.cast(leaf / 2, leaf.dtype)
+
+    if not has_weights:
+        return mapped(of_tokens, part)
+    return (*mapped(of_tokens, part[:2]), mapped(of_weights, part[2]))
+
+
+def compared(
+    function: Callable[[Any, Any], Any], first: Any, second: Any, has_weights: bool
+) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """Returns how much each result of a step depends on which examples are together in a batch.
+
+    Args:
+        function: a function of a batch and the number of a draw that returns a `summary`.
+        first: a part of a batch.
+        second: another one, of as many examples.
+        has_weights: see `padded`.
+
+    Returns:
+        Differences of projections, which are zero where every example adds its own part; norms; what it gives for the first
+        part twice.
+    """
+    ab, ba, aa, bb = _in_pairs(function, first, second)
+    differences, norms = ab[0] + ba[0] - aa[0] - bb[0], (ab[1] + ba[1] + aa[1] + bb[1]) / 4
+    # What is counted over a batch, as the examples of a class, may be alike in two parts. It hardly is in others, too.
+    padding = first, padded(second, has_weights)
+    for pair, refused in ((other_parts(first, second), ()), (padding, (tf.errors.OpError,))):  # A step may refuse padding.
+        with contextlib.suppress(*refused):
+            cd, dc, cc, dd = (projections for projections, _ in _in_pairs(function, *pair))
+            others = cd + dc - cc - dd
+            differences = np.where(np.abs(others) > np.abs(differences), others, differences)
+    return differences, norms, aa
+
+
+def _in_pairs(function: Callable[[Any, Any], Any], first: Any, second: Any) -> list[list[np.ndarray]]:
+    """Returns what a step gives for batches of two parts: ab, ba, aa and bb."""
+    pairs = ((first, second), (second, first), (first, first), (second, second))
+    return [[value.numpy() for value in function(joined(*pair), tf.constant(0))] for pair in pairs]
+
+
+def summary(recorded: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns projections of tensors, `[tensors, projections]`, and their norms, `[tensors]`.
+
+    The projection of a sum is the sum of the projections. They are compared in place of the tensors, which may fill a device.
+    """
+    # Rows of a table that two examples look up are one update, so tables count as a whole.
+    flat = [tf.reshape(tf.cast(tf.convert_to_tensor(v), tf.float32), [-1]) for v in recorded]
+    if not flat:
+        return tf.zeros([0, _PROJECTIONS]), tf.zeros([0])
+    projections = []
+    for vector in flat:
+        places = tf.cast(tf.range(tf.size(vector)) % 8191, tf.float32)
+        projections.append([tf.reduce_sum(vector * tf.cos(places * (1.0 + 0.7 * k) + k)) for k in range(_PROJECTIONS)])
+    return tf.convert_to_tensor(projections), tf.stack([tf.norm(vector) for vector in flat])
+
+
+def change(value: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
+    """Returns a vector of what a step changes in a variable. A moving average changes little: its value would hide it.
+
+    One more number keeps the rounding of the value from counting as a change. It is the same for all batches.
+
+    Args:
+        value: what the step assigns.
+        before: the value before the step.
+    """
+    rounding = _ROUNDINGS * np.finfo(before.dtype.as_numpy_dtype).eps if before.dtype != tf.bfloat16 else 1.0
+    difference = tf.cast(value, tf.float32) - tf.cast(before, tf.float32)
+    return tf.concat([tf.reshape(difference, [-1]), [float(rounding) * tf.norm(tf.cast(before, tf.float32))]], axis=0)
+
+
+def large(differences: np.ndarray, norms: np.ndarray, tolerance: float, least: Any = LEAST_NORM) -> list[int]:
+    """Returns the numbers of the tensors whose differences are more than rounding; none if a step gives no finite numbers.
+
+    Args:
+        differences: of the projections of each tensor.
+        norms: of each tensor.
+        tolerance: of differences, as a part of the norm.
+        least: the smallest norm that counts, as a part of the largest one, of all tensors or of each.
+    """
+    if not np.isfinite(differences).all():
+        return []
+    counted = norms > least * norms.max(initial=0)
+    return [int(index) for index in np.flatnonzero(counted & (np.abs(differences).max(axis=1) > tolerance * norms))]
+
+
+def nodes_of(function: Any) -> list[Any]:
+    """Returns the operations of a traced function and of the functions that it calls, as `NodeDef`s."""
+    definition = function.graph.as_graph_def()
+    return [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
+
+
+def changing_operations(nodes: Sequence[Any]) -> set[str]:
+    """Returns the types of operations that may change something, or give another result when they run again."""
+    return {node.op for node in nodes if node.op not in _HARMLESS and is_stateful_operation(node.op)}
+
+
+def what_changes(function: Any, changes: set[str]) -> str:
+    """Returns why a traced function with operations of these types cannot be tried out."""
+    if names := _assigned_variables(function):
+        return (
+            f"it assigns the tf.Variable {names[0]}, of which every replica keeps its own value. Make it with "
+            "add_weight or keras.Variable: after each step the replicas get the mean of what they have assigned"
+        )
+    if random := sorted(each for each in changes if "Random" in each or each == "Multinomial"):
+        return f"it draws random numbers that no seed fixes ({', '.join(random)}). Draw them with keras.random"
+    return f"it runs {', '.join(sorted(changes))}"
+
+
+def _assigned_variables(function: Any) -> list[str]:
+    """Returns the names of the variables that a traced function assigns in operations of its own."""
+    handles = {id(inner): outer for outer, inner in function.graph.captures}
+    names = {id(variable.handle): variable.name for variable in function.graph.variables}
+    operations = [each for each in function.graph.get_operations() if "Assign" in each.type or "Scatter" in each.type]
+    found = [names.get(id(handles.get(id(each.inputs[0])))) for each in operations if each.inputs]
+    return [name.partition(":")[0] for name in found if name is not None]

@@ -1,0 +1,1 @@
+"""Replicas that compute a step together, each with its shard of the batch: what they add up, and what is equal on all."""

@@ -1,0 +1,123 @@
+"""Lets sums over the examples of a batch count in full as added losses, and warns of those that replicas count too little.
+
+Which layers add sums a trial of the step finds (added_losses.py). Where there was none, or the model was evaluated before, the
+operations that compute a loss tell that it is a sum, and a warning says that it counts too little.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.keras_hooks.replicas import added_losses, replica_context
+from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
+from tfdist.strategies.private_api import patches
+
+_ADDS = ("AddV2", "AddN", "Sub")
+_KEEPS_A_SUM = (*_ADDS, "Identity", "Cast", "Reshape", "Squeeze", "Neg", "Mul", "RealDiv", "Sum", "StopGradient")
+"""Operations after which a sum over examples still is one, if all but one of the operands do not depend on the batch."""
+
+_REDUCES = ("Mean", "Sum", "Max", "Min", "Prod")
+
+_MOST_OPERATIONS = 100
+"""Operations to look at. A loss that is computed in more of them is not known to be a sum."""
+
+_log = logging.getLogger("tfdist")
+
+
+def install() -> None:
+    """Makes the losses that layers add count for the current replica. Calling it again does nothing."""
+    patches.ADD_LOSS.patch(_add_loss)
+
+
+def _add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> Any:
+    if (replica := replica_context.with_share()) is None:
+        return original(layer, loss)
+    added_losses.keep_by_replica(layer)
+    if replica.recorded is not None:
+        return original(layer, added_losses.tried_out(replica, layer, loss))
+    if added_losses.is_sum(layer):
+        return original(layer, added_losses.in_full(replica, loss))
+    if _has_sum(loss, replica.rows) and is_first_warning(layer, "adds a sum"):
+        _log.warning(
+            "the layer %s adds a sum over its batch as a loss. Every replica adds the sum over its own examples, and the mean "
+            "of these sums counts, which is less than the sum in one process. Add a mean over the examples instead",
+            layer.name,
+        )
+    return original(layer, loss)
+
+
+def _has_sum(loss: Any, rows: int | None) -> bool:
+    return any(isinstance(value, tf.Tensor) and is_sum_over_examples(value, rows) for value in tf.nest.flatten(loss))
+
+
+def is_sum_over_examples(loss: Any, rows: int | None, left: int = _MOST_OPERATIONS) -> bool:
+    """Returns whether a tensor of a function that is traced surely is a sum along the first dimension of a batch.
+
+    A sum that is divided by the number of examples is none.
+
+    Args:
+        loss: the tensor.
+        rows: the number of examples; None if it is not known while the function is traced.
+        left: how many operations to look at, one after the other.
+    """
+    if tf.executing_eagerly() or not left:
+        return False
+    operation = loss.op
+    if operation.type == "Sum" and _is_along_examples(operation, rows):
+        return True
+    if operation.type not in _KEEPS_A_SUM or _divides_by_examples(operation, rows):
+        return False
+    found = [value for value in operation.inputs if not is_fixed(value)]
+    if operation.type in _ADDS:
+        return any(is_sum_over_examples(value, rows, left - 1) for value in found)
+    return len(found) == 1 and is_sum_over_examples(found[0], rows, left - 1)
+
+
+def _divides_by_examples(operation: Any, rows: int | None) -> bool:
+    """Returns whether an operation divides by the number of examples or of their values, which may be a constant."""
+    if operation.type != "RealDiv" or not rows:
+        return False
+    divisor = tf.get_static_value(operation.inputs[1])
+    return divisor is not None and bool((divisor % rows == 0).all())
+
+
+def is_fixed(value: Any) -> bool:
+    """Returns whether a tensor is made of constants and variables only."""
+    seen, waiting = set(), [value.op]
+    while waiting:
+        operation = waiting.pop()
+        seen.add(operation)
+        if operation.type in ("Const", "ReadVariableOp"):
+            continue
+        if not operation.inputs or len(seen) > _MOST_OPERATIONS:
+            return False
+        waiting += {each.op for each in operation.inputs} - seen
+    return True
+
+
+def _is_along_examples(reduction: Any, rows: int | None) -> bool:
+    """Returns whether a reduction removes the first dimension, and that is the dimension of the examples."""
+    values = reduction.inputs[0]
+    is_of_batch = _removes_first(reduction) and values.shape[0] == rows and not is_fixed(values)
+    return is_of_batch and not _is_reduced(values)
+
+
+def _removes_first(reduction: Any) -> bool:
+    values, axes = reduction.inputs
+    axes = tf.get_static_value(axes)
+    return bool(values.shape.rank) and axes is not None and any(axis in (0, -values.shape.rank) for axis in axes.reshape(-1))
+
+
+def _is_reduced(values: Any) -> bool:
+    """Returns whether an operation with one operand removed the examples before, as in a sum of means over the examples."""
+    for _ in range(_MOST_OPERATIONS):
+        operation = values.op
+        if operation.type in _REDUCES and _removes_first(operation):
+            return True
+        operands = [value for value in operation.inputs if not is_fixed(value)]
+        if len(operands) != 1:
+            return False
+        values = operands[0]
+    return False
