@@ -210,12 +210,15 @@ class _Flushes:
 def _projected(block: ParameterBlock, values: Any) -> Any:
     """Returns the values with Keras' constraints applied; `values` itself if that changes nothing.
 
-    A group applies them to its local replica. What several groups push need not satisfy them.
+    A group applies them to its local replica. What several groups push need not satisfy them. A weight that nobody has moved
+    since, such as a frozen one, keeps its values: Keras applies constraints only to what it trains.
     """
     projected = values
     for variable in block.variables:
         if variable.keras_constraint is not None:
             before = block.cut(projected, variable)
+            if block.values is not None and np.array_equal(before, block.cut(block.values, variable)):
+                continue
             after = np.asarray(variable.keras_constraint(before))
             if not np.array_equal(before, after):
                 projected = projected.copy() if projected is values else projected

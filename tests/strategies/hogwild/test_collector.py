@@ -204,3 +204,18 @@ def test_groups_without_progress_send_what_is_asked_for_and_it_is_not_merged():
     assert {group: value.tolist() for group, value in found[part].items()} == {0: [1, 1], 1: [2, 2]}
     np.testing.assert_array_equal(part.values, [2, 2])
     assert found[counter].keys() == {0} and counter.values is None and counter.dirty == {0} and not part.dirty
+
+
+def test_a_constraint_projects_only_variables_that_were_moved():
+    class Constrained(Block):
+        variables = tuple(
+            SimpleNamespace(place=place, keras_constraint=lambda values: np.minimum(values, 3)) for place in (0, 1)
+        )
+
+        def cut(self, vector, variable):
+            return vector[variable.place : variable.place + 1]
+
+    block = Constrained()
+    block.values = np.float32([9.0, 20.0])  # The groups moved the first variable, to 10. The second is frozen at 20.
+    collected(block)
+    assert block.values.tolist() == [3.0, 20.0]
