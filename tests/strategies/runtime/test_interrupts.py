@@ -149,6 +149,36 @@ def test_a_line_of_keras_that_calls_c_code_ends_before_the_interrupt(of_tensorfl
     assert names["done"] == [True]
 
 
+OF_KERAS = """
+def load():
+    try:
+        interrupt()
+        done.append("its try")
+    except:
+        done.append("without the file")
+    done.append("more")
+"""
+
+
+@pytest.mark.parametrize("longest", [0.05, 1.0])
+def test_an_interrupt_is_not_lost_where_keras_would_go_on_after_any_exception(of_tensorflow, monkeypatch, longest):
+    """As `Model.save` and `load_model` where they open files."""
+    monkeypatch.setattr(interrupts, "LONGEST_SECONDS", longest)
+    path, done = os.path.join(os.path.dirname(keras.__file__), "opens.py"), []
+    monkeypatch.setitem(linecache.cache, path, (len(OF_KERAS), None, OF_KERAS.splitlines(keepends=True), path))
+
+    def interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+
+    names = {"interrupt": interrupt, "done": done}
+    exec(compile(OF_KERAS, path, "exec"), names)
+    with pytest.raises(KeyboardInterrupt):
+        names["load"]()
+        pytest.fail("the interrupt is late")
+    assert done == ["its try"]
+
+
 def test_tensorflow_that_waits_is_interrupted_although_it_does_not_return(of_tensorflow, monkeypatch):
     monkeypatch.setattr(interrupts, "LONGEST_SECONDS", 0.05)
     for _ in range(3):
