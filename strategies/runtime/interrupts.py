@@ -158,9 +158,9 @@ def _remind(since: float, seconds: float, handler: _Handler) -> None:
 
 
 def _is_cleaning_up(frame: FrameType | None) -> bool:
-    """Returns whether code of tfdist is leaving a `with` or `try`, in any frame."""
+    """Returns whether code of tfdist is leaving a `with` or `try`, or a finalizer runs, in any frame."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith(_OWN) and cleans_up(frame):
+        if frame.f_code.co_name == "__del__" or (frame.f_code.co_filename.startswith(_OWN) and cleans_up(frame)):
             return True
         frame = frame.f_back
     return False

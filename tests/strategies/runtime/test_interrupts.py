@@ -28,6 +28,13 @@ class Executor:
 def delete():
     Executor()
 
+class Function:
+    def __init__(self, done):
+        self.done = done
+
+    def __del__(self):
+        remove(self.done)
+
 def wait():
     os.kill(os.getpid(), signal.SIGINT)
     while True:
@@ -68,6 +75,10 @@ def use_lock(lock):
         interrupt()
     finally:
         lock.release()
+
+def remove(done):
+    os.kill(os.getpid(), signal.SIGINT)
+    done.append(True)
 
 def clean_up(done):
     try:
@@ -213,6 +224,15 @@ def test_a_finally_of_tfdist_is_not_interrupted(of_tfdist):
     done = []
     with pytest.raises(KeyboardInterrupt):
         of_tfdist["clean_up"](done)
+        pytest.fail("the interrupt is late")
+    assert done == [True]
+
+
+def test_an_interrupt_of_tfdist_in_a_finalizer_of_tensorflow_is_not_lost(of_tfdist):
+    """As where a function of TensorFlow is deleted, which tfdist removes from the tasks."""
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        of_tfdist["Function"](done)
         pytest.fail("the interrupt is late")
     assert done == [True]
 
