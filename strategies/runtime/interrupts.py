@@ -63,6 +63,14 @@ def keep_out_of_tensorflow() -> None:
         signal.signal(signal.SIGINT, _Handler())
 
 
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Raises `KeyboardInterrupt` at the end of this context, for what cannot be used half made."""
+    handler = signal.getsignal(signal.SIGINT)
+    with handler.held() if isinstance(handler, _Handler) else contextlib.nullcontext():
+        yield
+
+
 # Replacements. The first parameter is the function that they replace.
 
 
@@ -72,10 +80,7 @@ def _call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _build(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    handler = signal.getsignal(signal.SIGINT)
-    if not isinstance(handler, _Handler):
-        return original(*args, **kwargs)
-    with handler.held():
+    with held():
         return original(*args, **kwargs)
 
 
