@@ -33,6 +33,8 @@ _OWN = "tfdist_own_variables"
 KEEP = 5
 """How many finished calls of `fit` before the latest call keep their weights, as many as TensorFlow keeps checkpoints."""
 
+_OTHER_FOLDER = "name another folder with --backup_dir, or remove this one to train from the beginning"
+
 _log = logging.getLogger("tfdist")
 
 
@@ -55,6 +57,7 @@ class Progress:
             None for a call that raised.
         starts: how each call that has begun did so.
         optimizers: see `model_states.updated`.
+        optimizer_classes: see `model_states.optimizer_classes`; None if unknown.
     """
 
     fit: int
@@ -70,6 +73,7 @@ class Progress:
     finished_fits: list[Any] = dataclasses.field(default_factory=list)
     starts: list[FitStart] = dataclasses.field(default_factory=list)
     optimizers: list[Any] | None = None
+    optimizer_classes: list[str] | None = None
 
     def has_finished(self, fit: int) -> bool:
         """Returns whether the call with this number has returned."""
@@ -224,20 +228,29 @@ class BackupFile:
             Broadcast(self._strategy).send_files([path], [target])
         return target if os.path.exists(target) else None
 
-    def load(self, model: Any, path: str | None = None) -> Arrays:
+    def load(self, model: Any, path: str | None = None, is_exact: bool = True) -> Arrays:
         """Gives a model its weights, and its optimizer and strategy what they need; returns the arrays beside them.
 
         Args:
             model: the model.
             path: what `find_end` returned; by default the latest backup.
+            is_exact: whether the training continues from it, so that its optimizers have to be those of the model.
 
         Raises:
-            ValueError: if the backup is of another model, or if the model is not built.
+            ValueError: if the backup is of another model, or of other optimizers, or if the model is not built.
         """
         path = path or self._readable
+        progress = progress_in(path)
+        classes = model_states.optimizer_classes(model)
+        # Keras loads the state of any optimizer whose variables have the same shapes.
+        if is_exact and progress.optimizer_classes not in (None, classes):
+            raise ValueError(
+                f"the backup {self.path} is of a training with {_listed(progress.optimizer_classes)}, and {model.name} has "
+                f"{_listed(classes)}; {_OTHER_FOLDER}"
+            )
         try:
             with self._strategy.scope():
-                model_states.build_optimizers(model, progress_in(path).optimizers)
+                model_states.build_optimizers(model, progress.optimizers)
                 model.load_weights(path)
         except ValueError as error:
             if not model.built:
@@ -245,10 +258,7 @@ class BackupFile:
                     f"the training cannot continue from the backup {self.path}: {model.name} makes its variables with its "
                     "first batch, and its data have no fixed shape; build it before fit, for example by calling it on a batch"
                 ) from error
-            raise ValueError(
-                f"the backup {self.path} is not of this model ({error}); name another folder with --backup_dir, or remove "
-                "this one to train from the beginning"
-            ) from error
+            raise ValueError(f"the backup {self.path} is not of this model ({error}); {_OTHER_FOLDER}") from error
         with h5py.File(path) as file:
             callbacks = {name: _get(group) for name, group in file.get(_CALLBACKS, {}).items()}
             metrics, seeds, own = (_get(file.get(name, {})) for name in (_METRICS, _SEEDS, _OWN))
@@ -297,6 +307,10 @@ def _damage(path: str) -> str | None:
         return reason
     with h5py.File(path) as file:
         return None if _PROGRESS in file else "is no backup of tfdist"
+
+
+def _listed(classes: list[str] | None) -> str:
+    return ", ".join(classes or ()) or "no optimizer"
 
 
 def _put(file: Any, name: str, values: list[Any]) -> None:

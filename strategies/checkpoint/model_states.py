@@ -52,6 +52,11 @@ def updated(model: Any) -> list[list[int] | None]:
     return found
 
 
+def optimizer_classes(model: Any) -> list[str]:
+    """Returns the names of the classes of a model's optimizers, and of those inside them."""
+    return [type(each).__name__ for optimizer in held_optimizers(model) for each in with_inner(optimizer)]
+
+
 def build_optimizers(model: Any, found: list[list[int] | None] | None) -> None:
     """Builds the optimizers of a model, so that their state can be loaded. To be called in the scope of its strategy.
 

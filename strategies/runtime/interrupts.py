@@ -1,6 +1,7 @@
 """Ctrl-C: `KeyboardInterrupt` is raised where nothing is half done, so that a notebook can go on with its next cell.
 
-It waits until TensorFlow has returned to its caller, a model is built, and code of tfdist has left a `with` or `finally`.
+It waits until TensorFlow has returned to its caller, a model is built, and code of tfdist has left a `with` or `finally`. It
+also waits where Keras would lose it: `Model.save` and `load_model` open files in a `try` with an `except:`.
 
 TensorFlow's C++ code calls Python functions, such as `TensorShape.__len__` for an attribute of an operation, and Python handles
 signals there. TensorFlow 2.21 does not expect an exception from them: it frees memory twice, or raises `RuntimeError`,
@@ -22,7 +23,7 @@ from typing import Any
 import keras
 
 from tfdist.strategies.private_api import patches
-from tfdist.strategies.runtime.cleanup_lines import cleans_up
+from tfdist.strategies.runtime.cleanup_lines import cleans_up, loses_exceptions
 
 LONGEST_SECONDS = 1.0
 """How long TensorFlow's Python code may go on after SIGINT, as in a loop that waits. Its calls from C++ take microseconds."""
@@ -37,7 +38,8 @@ _GENERATED = "__autograph_generated_file"
 """Part of the names of files that AutoGraph makes from functions of the program. TensorFlow is tracing then."""
 
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-_CALL_C = (_OWN, os.path.dirname(keras.__file__) + os.sep)
+_KERAS = os.path.dirname(keras.__file__) + os.sep
+_CALL_C = (_OWN, _KERAS)
 """Code that calls C code such as NumPy's, which drops an exception that comes while a tensor gives it a buffer."""
 
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
@@ -61,6 +63,14 @@ def keep_out_of_tensorflow() -> None:
         signal.signal(signal.SIGINT, _Handler())
 
 
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Raises `KeyboardInterrupt` at the end of this context, for what cannot be used half made."""
+    handler = signal.getsignal(signal.SIGINT)
+    with handler.held() if isinstance(handler, _Handler) else contextlib.nullcontext():
+        yield
+
+
 # Replacements. The first parameter is the function that they replace.
 
 
@@ -70,10 +80,7 @@ def _call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _build(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    handler = signal.getsignal(signal.SIGINT)
-    if not isinstance(handler, _Handler):
-        return original(*args, **kwargs)
-    with handler.held():
+    with held():
         return original(*args, **kwargs)
 
 
@@ -86,10 +93,16 @@ class _Handler:
         self._is_held = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        waits = frame is not None and (_is_cleaning_up(frame) or frame.f_code.co_filename.startswith(_CALL_C))
+        waits = frame is not None and (
+            _is_cleaning_up(frame) or _is_lost(frame) or frame.f_code.co_filename.startswith(_CALL_C)
+        )
         caller = frame if waits else _caller_of_tensorflow(frame)
         if self._since is not None:
-            if time.monotonic() - self._since >= self._longest:
+            if time.monotonic() - self._since < self._longest:
+                return
+            if _is_lost(frame):  # A large file may take long.
+                self._postpone(self._longest)
+            else:
                 self._raise()
         elif self._is_held:
             self._postpone(HELD_SECONDS)
@@ -123,7 +136,7 @@ class _Handler:
         # An exception at the end of a function would leave out its `finally`. Python forgets a trace function that raises.
         if self._since is None:
             return None
-        if event == "line" and not _is_cleaning_up(frame):
+        if event == "line" and not _is_cleaning_up(frame) and not _is_lost(frame):
             self._raise()
         if event == "return" and frame.f_back is not None:
             (_caller_of_tensorflow(frame.f_back) or frame.f_back).f_trace = self._trace
@@ -150,9 +163,18 @@ def _remind(since: float, seconds: float, handler: _Handler) -> None:
 
 
 def _is_cleaning_up(frame: FrameType | None) -> bool:
-    """Returns whether code of tfdist is leaving a `with` or `try`, in any frame."""
+    """Returns whether code of tfdist is leaving a `with` or `try`, or a finalizer runs, in any frame."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith(_OWN) and cleans_up(frame):
+        if frame.f_code.co_name == "__del__" or (frame.f_code.co_filename.startswith(_OWN) and cleans_up(frame)):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_lost(frame: FrameType | None) -> bool:
+    """Returns whether Keras would drop an exception and go on, in any frame."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_KERAS) and loses_exceptions(frame):
             return True
         frame = frame.f_back
     return False

@@ -34,7 +34,7 @@ from tfdist.strategies.hogwild.timing import network
 from tfdist.strategies.hogwild.timing.grace import Grace
 from tfdist.strategies.hogwild.timing.last_calls import LastCalls
 from tfdist.strategies.hogwild.timing.pushes_left import PushesLeft
-from tfdist.strategies.runtime import chief_device
+from tfdist.strategies.runtime import chief_device, interrupts
 
 _MORE_THAN_ALL = 2**30
 
@@ -96,11 +96,12 @@ class LocalReplicas:
 
     def register(self, variables: Sequence[LocalVariable], kind: Kind | None = None, fragments: int = 1) -> None:
         """Puts variables that are in no block into blocks, and gives their values to the ps. See `BlockRegistry.register`."""
-        for block in self._registry.register(variables, kind, fragments):
-            block.initialize()
-            if block.kind is Kind.SYNCHRONIZED and self.outer_optimizer.in_rounds:
-                self._functions.prepare_rounds(block)
-            checkpoint_state.restore_outer(block)
+        with interrupts.held():  # A block without values on the ps would never get them.
+            for block in self._registry.register(variables, kind, fragments):
+                block.initialize()
+                if block.kind is Kind.SYNCHRONIZED and self.outer_optimizer.in_rounds:
+                    self._functions.prepare_rounds(block)
+                checkpoint_state.restore_outer(block)
 
     def use(self, owner: Any, blocks: Iterable[ParameterBlock]) -> None:
         """Notes that `owner`, a model or an optimizer, uses these blocks. They are kept as long as an owner of them exists."""

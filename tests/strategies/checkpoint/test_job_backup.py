@@ -19,6 +19,7 @@ from support_paths import PROGRAMS
 from tfdist.strategies.checkpoint import data_position, generations, job_backup, memory_file, strategy_state
 from tfdist.strategies.checkpoint.backup_file import Arrays, BackupFile, Progress
 from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
+from tfdist.strategies.checkpoint.model_backup import ModelBackup
 
 X = np.random.default_rng(1).random((50, 3), "float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -251,6 +252,25 @@ def test_a_backup_of_another_fit_is_left_alone(program, caplog):
     assert program("interrupted", "epoch", data, killed_after=19) is None
     assert program("interrupted", "epoch", data, epochs=3) == program("whole", "epoch", data, epochs=3)
     assert "of a fit with epochs=5, initial_epoch=0, and this one has epochs=3, initial_epoch=0: it begins anew" in caplog.text
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_a_backup_of_another_optimizer_is_refused_although_its_variables_have_the_same_shapes(tmp_path, is_exact):
+    backup = ModelBackup(BackupFile(tf.distribute.get_strategy(), str(tmp_path / "model-1")), None)
+    models = [keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]) for _ in range(2)]
+    for model, optimizer in zip(models, (keras.optimizers.SGD(momentum=0.9), keras.optimizers.Adagrad()), strict=True):
+        model.compile(optimizer, "mse")
+        model.optimizer.build(model.trainable_variables)
+    backup._save(models[0], 1, 0, None)
+    assert backup.wait()
+    backup._file.load(models[0], is_exact=is_exact)
+    if is_exact:
+        with pytest.raises(
+            ValueError, match=r"model-1\S+ is of a training with SGD, and sequential\S* has Adagrad; name another"
+        ):
+            backup._file.load(models[1])
+    else:  # The weights of a call of `fit` that is over, which only the program reads.
+        backup._file.load(models[1], is_exact=False)
 
 
 @pytest.mark.cluster

@@ -28,6 +28,13 @@ class Executor:
 def delete():
     Executor()
 
+class Function:
+    def __init__(self, done):
+        self.done = done
+
+    def __del__(self):
+        remove(self.done)
+
 def wait():
     os.kill(os.getpid(), signal.SIGINT)
     while True:
@@ -68,6 +75,10 @@ def use_lock(lock):
         interrupt()
     finally:
         lock.release()
+
+def remove(done):
+    os.kill(os.getpid(), signal.SIGINT)
+    done.append(True)
 
 def clean_up(done):
     try:
@@ -149,6 +160,36 @@ def test_a_line_of_keras_that_calls_c_code_ends_before_the_interrupt(of_tensorfl
     assert names["done"] == [True]
 
 
+OF_KERAS = """
+def load():
+    try:
+        interrupt()
+        done.append("its try")
+    except:
+        done.append("without the file")
+    done.append("more")
+"""
+
+
+@pytest.mark.parametrize("longest", [0.05, 1.0])
+def test_an_interrupt_is_not_lost_where_keras_would_go_on_after_any_exception(of_tensorflow, monkeypatch, longest):
+    """As `Model.save` and `load_model` where they open files."""
+    monkeypatch.setattr(interrupts, "LONGEST_SECONDS", longest)
+    path, done = os.path.join(os.path.dirname(keras.__file__), "opens.py"), []
+    monkeypatch.setitem(linecache.cache, path, (len(OF_KERAS), None, OF_KERAS.splitlines(keepends=True), path))
+
+    def interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+
+    names = {"interrupt": interrupt, "done": done}
+    exec(compile(OF_KERAS, path, "exec"), names)
+    with pytest.raises(KeyboardInterrupt):
+        names["load"]()
+        pytest.fail("the interrupt is late")
+    assert done == ["its try"]
+
+
 def test_tensorflow_that_waits_is_interrupted_although_it_does_not_return(of_tensorflow, monkeypatch):
     monkeypatch.setattr(interrupts, "LONGEST_SECONDS", 0.05)
     for _ in range(3):
@@ -183,6 +224,15 @@ def test_a_finally_of_tfdist_is_not_interrupted(of_tfdist):
     done = []
     with pytest.raises(KeyboardInterrupt):
         of_tfdist["clean_up"](done)
+        pytest.fail("the interrupt is late")
+    assert done == [True]
+
+
+def test_an_interrupt_of_tfdist_in_a_finalizer_of_tensorflow_is_not_lost(of_tfdist):
+    """As where a function of TensorFlow is deleted, which tfdist removes from the tasks."""
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        of_tfdist["Function"](done)
         pytest.fail("the interrupt is late")
     assert done == [True]
 

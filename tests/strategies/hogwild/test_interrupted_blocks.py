@@ -1,0 +1,36 @@
+"""Ctrl-C while the global parameters of a model are made, without a cluster."""
+
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from tfdist.strategies.hogwild.replicas import checkpoint_state
+from tfdist.strategies.hogwild.replicas.local_replicas import LocalReplicas
+from tfdist.strategies.hogwild.synchronization.local_variable import Kind
+from tfdist.strategies.runtime import interrupts
+
+
+def test_all_blocks_have_values_before_the_interrupt(monkeypatch):
+    """A block is not new any more once it is known: no later call would initialize it."""
+    initialized = []
+
+    def block(name):
+        def initialize():
+            os.kill(os.getpid(), signal.SIGINT)
+            initialized.append(name)
+
+        return SimpleNamespace(kind=Kind.OWN, initialize=initialize)
+
+    monkeypatch.setattr(checkpoint_state, "restore_outer", lambda block: None)
+    replicas = LocalReplicas.__new__(LocalReplicas)
+    replicas._registry = SimpleNamespace(register=lambda *_: [block("first"), block("second")])
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        interrupts.keep_out_of_tensorflow()
+        with pytest.raises(KeyboardInterrupt):
+            replicas.register([])
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert initialized == ["first", "second"]
