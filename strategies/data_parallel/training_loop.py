@@ -210,8 +210,11 @@ class TrainingLoop:
         def body(done: Any, optional: Any, _: Any) -> Any:
             element = optional.get_value()
             shares = self._layout.shares(element["examples"])
+            graph, before = tf.compat.v1.get_default_graph(), len(tf.compat.v1.get_default_graph().get_operations())
             self._run(element["shards"], shares, small=True, looping=True)
-            following = tf.cond(done + 1 < limit, elements.get_next_as_optional, lambda: optional)
+            step = [operation for operation in graph.get_operations()[before:] if operation.op_def.is_stateful]
+            with tf.control_dependencies(step):  # A read that fails would end a step in the middle of its updates.
+                following = tf.cond(done + 1 < limit, elements.get_next_as_optional, lambda: optional)
             return done + 1, following, shares
 
         with self._strategy.extended.tracing():

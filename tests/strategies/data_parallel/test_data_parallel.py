@@ -88,6 +88,7 @@ FEW = (
 IN_ONE_TASK = (  # What they compute of several replicas, other cases compute of several tasks, by the same code.
     "sgd_momentum",
     "steps_per_execution",
+    "steps_of_an_execution_before_a_read_that_fails",
     "jit_compile",
     "ema_overwrite_frequency",
     "loss_scaling",
@@ -245,6 +246,7 @@ COMPARED = (
     "steps_per_execution",
     "last_batch_smaller_than_the_number_of_replicas",
     "the_same_with_steps_per_execution",
+    "steps_of_an_execution_before_a_read_that_fails",
     "jit_compile",
     "run_eagerly",
     "ema_overwrite_frequency",

@@ -91,6 +91,24 @@ trains_alike("clipping_by_the_norm_of_all_gradients", lambda: optimizers.SGD(0.0
 
 
 @case
+def steps_of_an_execution_before_a_read_that_fails(scope):
+    def batches():
+        for first in range(0, 160, 32):
+            yield X[first : first + 32], Y[first : first + 32]
+        raise ValueError("no more")
+
+    with scope():
+        model = regression(optimizers.SGD(0.05), steps_per_execution=3)
+    try:
+        model.fit(batches(), epochs=1, verbose=0)
+        raised = False
+    except tf.errors.OpError:
+        raised = True
+    steps = int(model.optimizer.iterations.numpy())
+    return {"raised": raised, "steps": steps, "weights": [w.ravel().tolist() for w in model.get_weights()]}
+
+
+@case
 def loss_scaling(scope):
     with scope():
         scaled = optimizers.LossScaleOptimizer(optimizers.Adam(0.01, gradient_accumulation_steps=2))
