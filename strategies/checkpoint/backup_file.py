@@ -55,6 +55,8 @@ class Progress:
             None for a call that raised.
         starts: how each call that has begun did so.
         optimizers: see `model_states.updated`.
+        kinds: see `model_states.kinds`; None if unknown.
+        shapes: see `model_states.shapes`; None if unknown.
     """
 
     fit: int
@@ -70,6 +72,8 @@ class Progress:
     finished_fits: list[Any] = dataclasses.field(default_factory=list)
     starts: list[FitStart] = dataclasses.field(default_factory=list)
     optimizers: list[Any] | None = None
+    kinds: list[list[Any]] | None = None
+    shapes: list[list[int]] | None = None
 
     def has_finished(self, fit: int) -> bool:
         """Returns whether the call with this number has returned."""
@@ -224,20 +228,24 @@ class BackupFile:
             Broadcast(self._strategy).send_files([path], [target])
         return target if os.path.exists(target) else None
 
-    def load(self, model: Any, path: str | None = None) -> Arrays:
+    def load(self, model: Any, path: str | None = None, is_of_call: bool = True) -> Arrays:
         """Gives a model its weights, and its optimizer and strategy what they need; returns the arrays beside them.
 
         Args:
             model: the model.
             path: what `find_end` returned; by default the latest backup.
+            is_of_call: whether the backup is of this call of `fit`. The program may compile another optimizer for a later one.
 
         Raises:
             ValueError: if the backup is of another model, or if the model is not built.
         """
         path = path or self._readable
+        progress = progress_in(path)
         try:
             with self._strategy.scope():
-                model_states.build_optimizers(model, progress_in(path).optimizers)
+                model_states.build_optimizers(model, progress.optimizers)
+                if model.built and is_of_call and (other := model_states.difference(model, progress.shapes, progress.kinds)):
+                    raise ValueError(other)
                 model.load_weights(path)
         except ValueError as error:
             if not model.built:
@@ -265,21 +273,28 @@ class BackupFile:
         return self.path if self._copy is None else os.path.join(self._copy.name, os.path.basename(self.path))
 
     def _choose(self) -> None:
-        """Puts the earlier generation into the place of the latest if that is damaged."""
-        if not os.path.exists(self.path) or (reason := _damage(self.path)) is None:
+        """Puts the earlier generation into the place of the latest if that is damaged or gone."""
+        if not (os.path.exists(self.path) or os.path.exists(self.earlier)) or (reason := _damage(self.path)) is None:
             return
         if os.path.exists(self.earlier) and _damage(self.earlier) is None:
             generations.use_earlier(self.path, self.earlier, reason)
             return
         _log.warning("%s %s, and there is no whole backup before it: the training begins anew", self.path, reason)
-        os.remove(self.path)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(self.path)
 
 
 def progress_in(path: str) -> Progress:
-    """Returns the progress in a backup."""
+    """Returns the progress in a backup. Raises ValueError if another version of tfdist has written it."""
     with h5py.File(path) as file:
         values = json.loads(file[_PROGRESS][()])
-    return Progress(**{**values, "starts": [FitStart(**each) for each in values.get("starts", ())]})
+    try:
+        return Progress(**{**values, "starts": [FitStart(**each) for each in values.get("starts", ())]})
+    except TypeError as error:  # A value that this version does not know.
+        raise ValueError(
+            f"the backup {path} was written by another version of tfdist, which this one cannot read; continue with that one, or "
+            "remove the backup to train from the beginning"
+        ) from error
 
 
 def _is_end(path: str, number: int, found: Progress) -> bool:

@@ -151,7 +151,7 @@ class ModelBackup:
                 "evaluates before fit %d is of fit %d",
                 *(model.name, number, KEEP, number + 1, found.fit),
             )
-            self._file.load(model)
+            self._file.load(model, is_of_call=False)
         states = found.finished_fits[number - 1][2]
         callback_states.restore(self._callbacks, states, {} if arrays is None else arrays.callbacks)
 
@@ -266,7 +266,14 @@ class ModelBackup:
     def _save(self, model: Any, epoch: int, batch: int, position: DataPosition | None) -> None:
         if self._found is not None:  # This call runs again, and the backup holds a later one.
             return
-        progress = dataclasses.replace(self._progress, epoch=epoch, batch=batch, optimizers=model_states.updated(model))
+        progress = dataclasses.replace(
+            self._progress,
+            epoch=epoch,
+            batch=batch,
+            optimizers=model_states.updated(model),
+            kinds=model_states.kinds(model),
+            shapes=model_states.shapes(model),
+        )
         if position is not None:
             progress.batches_per_epoch = position.iterator._num_batches
             batches = Batches.of(position.iterator)
