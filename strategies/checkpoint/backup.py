@@ -143,16 +143,17 @@ def _load(original: Callable[..., Any], callback: Any) -> None:
 
 
 def _choose(callback: Any) -> None:
-    """Puts the backup before the latest into its place if the latest is damaged.
+    """Puts the backup before the latest into its place if the latest is damaged or gone.
 
     Raises:
         OSError: if there is no whole backup.
     """
     path = callback._weights_path
-    if not is_local(callback.backup_dir) or not os.path.exists(path) or (reason := generations.damage(path)) is None:
+    found = [each for each in dict.fromkeys([_earlier(callback), callback._prev_weights_path]) if os.path.exists(each)]
+    if not is_local(callback.backup_dir) or not (found or os.path.exists(path)) or (reason := generations.damage(path)) is None:
         return
-    for earlier in dict.fromkeys([_earlier(callback), callback._prev_weights_path]):
-        if os.path.exists(earlier) and generations.damage(earlier) is None:
+    for earlier in found:
+        if generations.damage(earlier) is None:
             generations.use_earlier(path, earlier, reason)
             return
     raise _unreadable(callback, reason)

@@ -57,7 +57,8 @@ class Progress:
             None for a call that raised.
         starts: how each call that has begun did so.
         optimizers: see `model_states.updated`.
-        optimizer_classes: see `model_states.optimizer_classes`; None if unknown.
+        kinds: see `model_states.kinds`; None if unknown.
+        shapes: see `model_states.shapes`; None if unknown.
     """
 
     fit: int
@@ -73,7 +74,8 @@ class Progress:
     finished_fits: list[Any] = dataclasses.field(default_factory=list)
     starts: list[FitStart] = dataclasses.field(default_factory=list)
     optimizers: list[Any] | None = None
-    optimizer_classes: list[str] | None = None
+    kinds: list[list[Any]] | None = None
+    shapes: list[list[int]] | None = None
 
     def has_finished(self, fit: int) -> bool:
         """Returns whether the call with this number has returned."""
@@ -241,16 +243,11 @@ class BackupFile:
         """
         path = path or self._readable
         progress = progress_in(path)
-        classes = model_states.optimizer_classes(model)
-        # Keras loads the state of any optimizer whose variables have the same shapes.
-        if is_exact and progress.optimizer_classes not in (None, classes):
-            raise ValueError(
-                f"the backup {self.path} is of a training with {_listed(progress.optimizer_classes)}, and {model.name} has "
-                f"{_listed(classes)}; {_OTHER_FOLDER}"
-            )
         try:
             with self._strategy.scope():
                 model_states.build_optimizers(model, progress.optimizers)
+                if model.built and is_exact and (other := model_states.difference(model, progress.shapes, progress.kinds)):
+                    raise ValueError(other)
                 model.load_weights(path)
         except ValueError as error:
             if not model.built:
@@ -275,21 +272,28 @@ class BackupFile:
         return self.path if self._copy is None else os.path.join(self._copy.name, os.path.basename(self.path))
 
     def _choose(self) -> None:
-        """Puts the earlier generation into the place of the latest if that is damaged."""
-        if not os.path.exists(self.path) or (reason := _damage(self.path)) is None:
+        """Puts the earlier generation into the place of the latest if that is damaged or gone."""
+        if not (os.path.exists(self.path) or os.path.exists(self.earlier)) or (reason := _damage(self.path)) is None:
             return
         if os.path.exists(self.earlier) and _damage(self.earlier) is None:
             generations.use_earlier(self.path, self.earlier, reason)
             return
         _log.warning("%s %s, and there is no whole backup before it: the training begins anew", self.path, reason)
-        os.remove(self.path)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(self.path)
 
 
 def progress_in(path: str) -> Progress:
-    """Returns the progress in a backup."""
+    """Returns the progress in a backup. Raises ValueError if another version of tfdist has written it."""
     with h5py.File(path) as file:
         values = json.loads(file[_PROGRESS][()])
-    return Progress(**{**values, "starts": [FitStart(**each) for each in values.get("starts", ())]})
+    try:
+        return Progress(**{**values, "starts": [FitStart(**each) for each in values.get("starts", ())]})
+    except TypeError as error:  # A value that this version does not know.
+        raise ValueError(
+            f"the backup {path} was written by another version of tfdist, and this one cannot read it; continue with that one, "
+            "or remove the backup to train from the beginning"
+        ) from error
 
 
 def _is_end(path: str, number: int, found: Progress) -> bool:
@@ -307,10 +311,6 @@ def _damage(path: str) -> str | None:
         return reason
     with h5py.File(path) as file:
         return None if _PROGRESS in file else "is no backup of tfdist"
-
-
-def _listed(classes: list[str] | None) -> str:
-    return ", ".join(classes or ()) or "no optimizer"
 
 
 def _put(file: Any, name: str, values: list[Any]) -> None:

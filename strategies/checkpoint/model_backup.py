@@ -271,7 +271,8 @@ class ModelBackup:
             epoch=epoch,
             batch=batch,
             optimizers=model_states.updated(model),
-            optimizer_classes=model_states.optimizer_classes(model),
+            kinds=model_states.kinds(model),
+            shapes=model_states.shapes(model),
         )
         if position is not None:
             progress.batches_per_epoch = position.iterator._num_batches

@@ -3,7 +3,7 @@ variables of TensorFlow."""
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -21,6 +21,8 @@ _log = logging.getLogger("tfdist")
 def build(model: Any, example: Any) -> None:
     """Makes the variables of a model and of its metrics, which Keras makes with the first step in one process.
 
+    Its optimizers stay as they are: only its step, or a backup (`build_optimizers`), knows which variables they update.
+
     Args:
         model: the model.
         example: nested `tf.TypeSpec`s of a batch. Without all dimensions but the first only a model that has no variables is
@@ -30,11 +32,25 @@ def build(model: Any, example: Any) -> None:
     has_ranks = all(isinstance(leaf, tf.TensorSpec) and leaf.shape.rank for leaf in leaves)
     if hooks_of(model.distribute_strategy) is not None or not has_ranks:
         return
-    if all(None not in leaf.shape[1:] for leaf in leaves):
-        model._symbolic_build(data_batch=example)
-    elif not model.built:
-        with contextlib.suppress(Exception):  # `BackupFile.load` says what to do.
+    with _no_build(model.optimizer):
+        if all(None not in leaf.shape[1:] for leaf in leaves):
             model._symbolic_build(data_batch=example)
+        elif not model.built:
+            with contextlib.suppress(Exception):  # `BackupFile.load` says what to do.
+                model._symbolic_build(data_batch=example)
+
+
+@contextlib.contextmanager
+def _no_build(optimizer: Any) -> Iterator[None]:
+    """Within the block, `build` of an optimizer does nothing. Keras builds it for all trainable variables of its model."""
+    if optimizer is None:
+        yield
+        return
+    vars(optimizer)["build"] = lambda variables: None
+    try:
+        yield
+    finally:
+        del vars(optimizer)["build"]
 
 
 def updated(model: Any) -> list[list[int] | None]:
@@ -50,11 +66,6 @@ def updated(model: Any) -> list[list[int] | None]:
         known = [place for place in each if place is not None]
         found.append(known if optimizer.built and len(known) == len(each) else None)
     return found
-
-
-def optimizer_classes(model: Any) -> list[str]:
-    """Returns the names of the classes of a model's optimizers, and of those inside them."""
-    return [type(each).__name__ for optimizer in held_optimizers(model) for each in with_inner(optimizer)]
 
 
 def build_optimizers(model: Any, found: list[list[int] | None] | None) -> None:
@@ -75,6 +86,44 @@ def build_optimizers(model: Any, found: list[list[int] | None] | None) -> None:
             if hooks_of(model.distribute_strategy) is not None:
                 adopt_optimizer(optimizer, model.distribute_strategy)
             optimizer.build([weights[place] for place in places])
+
+
+def kinds(model: Any) -> list[list[Any]]:
+    """Returns, for each optimizer of a model, the name of its class and the number of its variables.
+
+    The name has that of the optimizer inside it, too. The number is None for an optimizer that is not built.
+    """
+    optimizers = held_optimizers(model)
+    names = [" of ".join(type(each).__name__ for each in with_inner(optimizer)) for optimizer in optimizers]
+    return [[name, len(each.variables) if each.built else None] for name, each in zip(names, optimizers, strict=True)]
+
+
+def shapes(model: Any) -> list[list[int]]:
+    """Returns the shapes of the weights of a model, in an order that does not depend on their names."""
+    return sorted(list(variable.shape) for variable in model.weights)
+
+
+def difference(model: Any, weights: list[list[int]] | None, optimizers: list[list[Any]] | None) -> str:
+    """Returns what differs from the model of a backup, as the end of a sentence; "" for nothing. Its optimizers are built.
+
+    Keras loads files of other models as far as they fit: weights that the model lacks are left out, and an optimizer whose
+    variables are others begins anew.
+
+    Args:
+        model: the model.
+        weights: what `shapes` returned for that of the backup; None if unknown.
+        optimizers: what `kinds` returned for it; None if unknown.
+    """
+    if weights is not None and weights != shapes(model):
+        return f"it had {len(weights)} weights and has {len(model.weights)}, or they have other shapes"
+    for (name_before, before), (name, now) in zip(optimizers or (), kinds(model), strict=False):
+        if name != name_before:
+            return f"it was trained with {name_before} and has {name}"
+        if now is None and before is not None:
+            _log.warning("the state of %s begins anew: it also updates variables that %s does not hold", name, model.name)
+        elif before is not None and now != before:
+            return f"its optimizer {name} had {before} variables and has {now}: other options, or it updates other weights"
+    return ""
 
 
 def learning_rates(model: Any) -> list[tuple[Any, Any]]:

@@ -266,7 +266,7 @@ def test_a_backup_of_another_optimizer_is_refused_although_its_variables_have_th
     backup._file.load(models[0], is_exact=is_exact)
     if is_exact:
         with pytest.raises(
-            ValueError, match=r"model-1\S+ is of a training with SGD, and sequential\S* has Adagrad; name another"
+            ValueError, match=r"model-1\S+ is not of this model \(it was trained with SGD and has Adagrad\); name another"
         ):
             backup._file.load(models[1])
     else:  # The weights of a call of `fit` that is over, which only the program reads.

@@ -1,0 +1,160 @@
+"""Backups that a program finds after a restart and cannot simply load: of other models and optimizers, or of other versions.
+
+The processes run here one after the other, with an exception in place of the kill.
+"""
+
+import json
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.strategies.checkpoint import data_position, generations, job_backup
+from tfdist.strategies.checkpoint.environment import FOLDER
+
+X = np.random.default_rng(1).random((32, 3), "float32")
+Y = X.sum(axis=1, keepdims=True)
+
+
+class Killed(Exception):
+    pass
+
+
+class KillAt(keras.callbacks.Callback):
+    def __init__(self, epoch):
+        super().__init__()
+        self.at = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == self.at:
+            raise Killed
+
+
+class Part(keras.Model):
+    """A model whose optimizer of `compile` updates one of its layers; one of its own, the other: a GAN in small."""
+
+    def __init__(self):
+        super().__init__(name="part")
+        self.first, self.second = keras.layers.Dense(2), keras.layers.Dense(1)
+        self.own = keras.optimizers.Adam(0.02)
+
+    def call(self, x):
+        return self.second(self.first(x))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        for optimizer, layer in ((self.optimizer, self.first), (self.own, self.second)):
+            optimizer.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
+        return {"loss": loss}
+
+
+def states(model):
+    held = [*model.weights, *model.optimizer.variables, *getattr(getattr(model, "own", None), "variables", ())]
+    return [np.asarray(variable.numpy()).tolist() for variable in held]
+
+
+def trained(make, optimizer, killed_at=99, epochs=3):
+    def program():
+        keras.utils.set_random_seed(5)
+        model = make()
+        model.compile(optimizer(), "mse")
+        model.fit(X, Y, epochs=1, verbose=0)
+        between = states(model)
+        model.fit(X, Y, epochs=epochs, verbose=0, callbacks=[KillAt(killed_at)])
+        return between, states(model)
+
+    return program
+
+
+def dense(*units):
+    return lambda: keras.Sequential([keras.layers.Dense(each) for each in units], name="net")
+
+
+@pytest.fixture
+def process(tmp_path, monkeypatch):
+    """`process(program)`: runs a function as a new process; returns what it returns, None if it was killed."""
+
+    def run(program):
+        monkeypatch.setenv(FOLDER, str(tmp_path))
+        data_position.install()
+        job_backup.install(tf.distribute.get_strategy())
+        try:
+            result = program()
+        except Killed:
+            for file in job_backup._backups._files:
+                file.wait()
+            return None
+        job_backup._backups.end(failed=False)
+        tmp_path.mkdir(exist_ok=True)
+        return result
+
+    yield run
+    job_backup._backups._batches, job_backup._backups._strategy = None, None  # No later test of this process has backups.
+
+
+@pytest.mark.parametrize("ema", [False, True])
+def test_an_optimizer_that_updates_a_part_of_a_model_that_is_not_built_continues(process, ema):
+    def adam():
+        return keras.optimizers.Adam(0.01, use_ema=ema)
+
+    whole = process(trained(Part, adam))
+    assert process(trained(Part, adam, killed_at=1)) is None
+    assert process(trained(Part, adam)) == whole
+    assert whole[1][4] == 4  # Updates: one for each epoch.
+
+
+ADAM = keras.optimizers.Adam
+
+
+@pytest.mark.parametrize(
+    "before, after, message",
+    [
+        ((dense(2, 1), ADAM), (dense(2, 1), lambda: keras.optimizers.SGD(0.001)), "was trained with Adam and has SGD"),
+        ((dense(2, 1), ADAM), (dense(2, 1), keras.optimizers.Adamax), "was trained with Adam and has Adamax"),
+        ((dense(2, 1), ADAM), (dense(2, 1), lambda: ADAM(amsgrad=True)), "Adam had 10 variables and has 14"),
+        ((dense(2, 1, 1), ADAM), (dense(2, 1), ADAM), "it had 6 weights and has 4"),
+    ],
+)
+def test_a_backup_of_another_model_or_optimizer_is_refused(process, before, after, message):
+    assert process(trained(*before, killed_at=1)) is None
+    with pytest.raises(ValueError, match=f"not of this model .*{message}.*remove"):
+        process(trained(*after))
+
+
+def test_a_second_call_may_have_another_optimizer_than_the_first(process):
+    def program(killed_at=99):
+        keras.utils.set_random_seed(5)
+        model = dense(1)()
+        for optimizer, epoch in (("adam", 99), ("sgd", killed_at)):
+            model.compile(optimizer, "mse")
+            model.fit(X, Y, epochs=3, verbose=0, callbacks=[KillAt(epoch)])
+        return states(model)
+
+    whole = process(program)
+    assert process(lambda: program(1)) is None
+    assert process(program) == whole
+
+
+def test_the_backup_before_the_latest_is_used_if_the_latest_is_gone(process, tmp_path, caplog):
+    program = trained(dense(1), ADAM)
+    whole = process(program)
+    assert process(trained(dense(1), ADAM, killed_at=2)) is None
+    (tmp_path / "model-1.weights.h5").unlink()
+    assert process(program) == whole
+    assert "continues after 1 epochs" in caplog.text
+
+
+def test_a_backup_of_another_version_is_refused(process, tmp_path):
+    assert process(trained(dense(1), ADAM, killed_at=2)) is None
+    path = tmp_path / "model-1.weights.h5"
+    path.write_bytes(path.read_bytes()[: -generations._SEAL_BYTES])
+    with h5py.File(path, "a") as file:
+        values = {**json.loads(file["tfdist_progress"][()]), "later": 1}
+        del file["tfdist_progress"]
+        file["tfdist_progress"] = json.dumps(values)
+    with pytest.raises(ValueError, match="written by another version of tfdist"):
+        process(trained(dense(1), ADAM))
