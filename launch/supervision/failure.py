@@ -1,7 +1,7 @@
 """`FirstFailure`: finds the failure that caused the others, and thus why a job failed."""
 
 import signal
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,11 @@ class Failure:
 def ended_by(number: int) -> Failure:
     """Returns why a job failed that the user has ended with a signal."""
     return Failure(f"ended by {signal.Signals(number).name}", 128 + number)
+
+
+def unless_signaled(failure: Failure | None, signals: Sequence[int]) -> Failure | None:
+    """Returns the end by the user's first signal in place of a failure after which all tasks would be started again."""
+    return ended_by(signals[0]) if signals and failure is not None and failure.may_pass else failure
 
 
 def is_by_user(failure: Failure | None) -> bool:

@@ -21,7 +21,7 @@ from tfdist.launch.jobs.progress import forget as forget_progress
 from tfdist.launch.jobs.progress import read as read_progress
 from tfdist.launch.jobs.restarts import STOPPED_SECONDS, Restarts
 from tfdist.launch.jobs.settings import Settings
-from tfdist.launch.supervision.failure import Failure, FirstFailure, ended_by, is_by_user, left_fit
+from tfdist.launch.supervision.failure import Failure, FirstFailure, ended_by, is_by_user, left_fit, unless_signaled
 from tfdist.launch.supervision.running_tasks import RunningTasks
 from tfdist.launch.supervision.running_time import RunningTime
 from tfdist.launch.supervision.scaling import Scaling
@@ -161,12 +161,12 @@ class Supervisor:
             if self._startup.missing or (self._progress is not None and self._reached == (0, 0)):
                 trained = 0.0  # It has prepared for longer, as by reading data.
             self._end_tasks(failure)
-            if self._signals and failure is not None and failure.may_pass:
-                failure = ended_by(self._signals[0])  # The user wants no other attempt.
+            failure = unless_signaled(failure, self._signals)
             report = self._files.read_report()  # The back end removes its folder.
         finally:
             self._tasks.close(self._keep if failure is not None and failure.may_pass else None)
             restore_signals()
+        failure = unless_signaled(failure, self._signals)  # A signal may come while what is left of the tasks ends, too.
         is_cancelled = self._signals and is_by_user(failure)
         state = State.SUCCEEDED if failure is None else State.CANCELLED if is_cancelled else State.FAILED
         status = self._board.ended(state, failure.reason if failure else "", self._tasks.exits)

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import textwrap
 import time
 
 import pytest
@@ -92,6 +93,23 @@ def test_a_signal_while_a_failed_attempt_ends_is_the_end_of_the_job(start, scrip
     job = start(QUICK, *two, "--max_restarts", "9", script(body))
     job.wait_for("asked to end")
     job.process.send_signal(signal.SIGTERM)
+    assert job.wait(20) == 143, job.output
+    assert "started again" not in job.output and job.output.splitlines()[-1] == "tfdist: ended by SIGTERM"
+
+
+def test_a_signal_while_the_launcher_closes_a_failed_attempt_is_the_end_of_the_job(start, script):
+    launcher = f"""
+    import os, runpy, signal
+    from tfdist.launch.supervision import running_tasks
+    close = running_tasks.RunningTasks.close
+    def closes_late(tasks, keep=None):
+        os.kill(os.getpid(), signal.SIGTERM)  # It takes seconds if the parent of the tasks has been killed.
+        close(tasks, keep)
+    running_tasks.RunningTasks.close = closes_late
+    runpy.run_path({QUICK!r}, run_name="__main__")
+    """
+    program = script("    import sys; sys.exit(3)")
+    job = start("-c", textwrap.dedent(launcher), "--tier", "BASIC", "--max_restarts", "9", program)
     assert job.wait(20) == 143, job.output
     assert "started again" not in job.output and job.output.splitlines()[-1] == "tfdist: ended by SIGTERM"
 
