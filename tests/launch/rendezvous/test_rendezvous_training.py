@@ -14,8 +14,9 @@ TRAINS = """
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     model.fit(np.ones((64, 4)), np.ones((64, 1)), batch_size=32, epochs=2, verbose=0)
-    print("rank", tfdist.rank(), "of", tfdist.size(), type(tfdist.strategy()).__name__, "loss",
-          round(float(model.evaluate(np.ones((64, 4)), np.ones((64, 1)), verbose=0)), 6), flush=True)
+    loss = round(float(model.evaluate(np.ones((64, 4)), np.ones((64, 1)), verbose=0)), 6)
+    # In one write: the ranks share a file.
+    print(f"rank {tfdist.rank()} of {tfdist.size()} {type(tfdist.strategy()).__name__} loss {loss}\\n", end="", flush=True)
 """
 
 
