@@ -33,8 +33,6 @@ _OWN = "tfdist_own_variables"
 KEEP = 5
 """How many finished calls of `fit` before the latest call keep their weights, as many as TensorFlow keeps checkpoints."""
 
-_OTHER_FOLDER = "name another folder with --backup_dir, or remove this one to train from the beginning"
-
 _log = logging.getLogger("tfdist")
 
 
@@ -255,7 +253,10 @@ class BackupFile:
                     f"the training cannot continue from the backup {self.path}: {model.name} makes its variables with its "
                     "first batch, and its data have no fixed shape; build it before fit, for example by calling it on a batch"
                 ) from error
-            raise ValueError(f"the backup {self.path} is not of this model ({error}); {_OTHER_FOLDER}") from error
+            raise ValueError(
+                f"the backup {self.path} is not of this model ({error}); name another folder with --backup_dir, or remove "
+                "this one to train from the beginning"
+            ) from error
         with h5py.File(path) as file:
             callbacks = {name: _get(group) for name, group in file.get(_CALLBACKS, {}).items()}
             metrics, seeds, own = (_get(file.get(name, {})) for name in (_METRICS, _SEEDS, _OWN))

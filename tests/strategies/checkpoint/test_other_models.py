@@ -5,31 +5,18 @@ The processes run here one after the other, with an exception in place of the ki
 
 import json
 
+import backup_processes
 import h5py
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from backup_processes import KillAt
 
-from tfdist.strategies.checkpoint import data_position, generations, job_backup
-from tfdist.strategies.checkpoint.environment import FOLDER
+from tfdist.strategies.checkpoint import generations
 
 X = np.random.default_rng(1).random((32, 3), "float32")
 Y = X.sum(axis=1, keepdims=True)
-
-
-class Killed(Exception):
-    pass
-
-
-class KillAt(keras.callbacks.Callback):
-    def __init__(self, epoch):
-        super().__init__()
-        self.at = epoch
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == self.at:
-            raise Killed
 
 
 class Part(keras.Model):
@@ -78,22 +65,8 @@ def dense(*units):
 def process(tmp_path, monkeypatch):
     """`process(program)`: runs a function as a new process; returns what it returns, None if it was killed."""
 
-    def run(program):
-        monkeypatch.setenv(FOLDER, str(tmp_path))
-        data_position.install()
-        job_backup.install(tf.distribute.get_strategy())
-        try:
-            result = program()
-        except Killed:
-            for file in job_backup._backups._files:
-                file.wait()
-            return None
-        job_backup._backups.end(failed=False)
-        tmp_path.mkdir(exist_ok=True)
-        return result
-
-    yield run
-    job_backup._backups._batches, job_backup._backups._strategy = None, None  # No later test of this process has backups.
+    yield lambda program: backup_processes.run(monkeypatch, tmp_path / "backup", program)
+    backup_processes.end()
 
 
 @pytest.mark.parametrize("ema", [False, True])
@@ -143,14 +116,14 @@ def test_the_backup_before_the_latest_is_used_if_the_latest_is_gone(process, tmp
     program = trained(dense(1), ADAM)
     whole = process(program)
     assert process(trained(dense(1), ADAM, killed_at=2)) is None
-    (tmp_path / "model-1.weights.h5").unlink()
+    (tmp_path / "backup" / "model-1.weights.h5").unlink()
     assert process(program) == whole
     assert "continues after 1 epochs" in caplog.text
 
 
 def test_a_backup_of_another_version_is_refused(process, tmp_path):
     assert process(trained(dense(1), ADAM, killed_at=2)) is None
-    path = tmp_path / "model-1.weights.h5"
+    path = tmp_path / "backup" / "model-1.weights.h5"
     path.write_bytes(path.read_bytes()[: -generations._SEAL_BYTES])
     with h5py.File(path, "a") as file:
         values = {**json.loads(file["tfdist_progress"][()]), "later": 1}

@@ -10,39 +10,20 @@ import signal
 import weakref
 from types import SimpleNamespace
 
+import backup_processes
 import h5py
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from backup_processes import KillAt, Killed
 
-from tfdist.strategies.checkpoint import backup_file, data_position, job_backup, model_backup
-from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
+from tfdist.strategies.checkpoint import backup_file, job_backup, model_backup
+from tfdist.strategies.checkpoint.environment import FOLDER
 from tfdist.strategies.coordinator.calls.executions import WorkersGoneError
 
 X = np.random.default_rng(1).random((64, 3), "float32")
 Y = X.sum(axis=1, keepdims=True)
-
-
-class Killed(Exception):
-    pass
-
-
-class KillAt(keras.callbacks.Callback):
-    """Raises when an epoch, or the validation of an epoch, begins."""
-
-    def __init__(self, epoch, in_validation=False):
-        super().__init__()
-        self.at, self.in_validation, self.epoch = epoch, in_validation, 0
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-        if epoch == self.at and not self.in_validation:
-            raise Killed
-
-    def on_test_begin(self, logs=None):
-        if self.epoch == self.at and self.in_validation:
-            raise Killed
 
 
 class AtEnd(keras.callbacks.Callback):
@@ -69,23 +50,10 @@ def process(tmp_path, monkeypatch):
     """`process(program, folder)`: runs a function as a new process; returns what it returns, None if it was killed."""
 
     def run(program, folder="backup", frequency="epoch"):
-        monkeypatch.setenv(FOLDER, str(tmp_path / folder))
-        monkeypatch.setenv(FREQUENCY, str(frequency))
-        data_position.install()
-        job_backup.install(tf.distribute.get_strategy())
-        keras.utils.set_random_seed(5)
-        try:
-            result = program()
-        except Killed:
-            for file in job_backup._backups._files:
-                file.wait()
-            return None
-        job_backup._backups.end(failed=False)
-        assert not (tmp_path / folder).exists()
-        return result
+        return backup_processes.run(monkeypatch, tmp_path / folder, program, frequency=frequency)
 
     yield run
-    job_backup._backups._batches, job_backup._backups._strategy = None, None  # No later test of this process has backups.
+    backup_processes.end()
 
 
 def phases(seen, killed_at=99):

@@ -3,31 +3,18 @@
 The processes run here one after the other, with an exception in place of the kill.
 """
 
+import backup_processes
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from backup_processes import KillAt
 
-from tfdist.strategies.checkpoint import data_position, fit_start, job_backup
-from tfdist.strategies.checkpoint.environment import FOLDER
+from tfdist.strategies.checkpoint import fit_start
 from tfdist.strategies.checkpoint.fit_start import FitStart
 
 X = np.random.default_rng(1).random((60, 3), "float32")
 Y = X.sum(axis=1, keepdims=True)
-
-
-class Killed(Exception):
-    pass
-
-
-class KillAt(keras.callbacks.Callback):
-    def __init__(self, epoch):
-        super().__init__()
-        self.at = epoch
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == self.at:
-            raise Killed
 
 
 def values(model):
@@ -44,23 +31,8 @@ def dense(rate=0.1):
 def process(tmp_path, monkeypatch):
     """`process(program)`: runs a function as a new process; returns what it returns, None if it was killed."""
 
-    def run(program, *arguments):
-        monkeypatch.setenv(FOLDER, str(tmp_path / "backup"))
-        data_position.install()
-        job_backup.install(tf.distribute.get_strategy())
-        keras.utils.set_random_seed(5)
-        try:
-            result = program(*arguments)
-        except Killed:
-            for file in job_backup._backups._files:
-                file.wait()
-            return None
-        job_backup._backups.end(failed=False)
-        assert not (tmp_path / "backup").exists()
-        return result
-
-    yield run
-    job_backup._backups._batches, job_backup._backups._strategy = None, None  # No later test of this process has backups.
+    yield lambda program, *arguments: backup_processes.run(monkeypatch, tmp_path / "backup", program, *arguments)
+    backup_processes.end()
 
 
 def folds(results, killed_in, killed_at, skips=True):
