@@ -72,7 +72,7 @@ RUN = ("run", "--backend", "kubernetes", "--kubernetes_folder", "/work", "--kube
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory):
+def cluster_of_this_file(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kubernetes")
     (folder / "image" / "work").mkdir(parents=True)
     (folder / "image" / "work" / "program.py").write_text(PROGRAM)
@@ -80,6 +80,12 @@ def here(tmp_path_factory):
     with kubernetes(folder, {IMAGE: folder / "image"}, environ, "tfjobs") as cluster:
         yield Here(folder, cluster)
     assert cluster.processes == {} or all(process.wait(5) is not None for process in cluster.processes.values())
+
+
+@pytest.fixture
+def here(cluster_of_this_file):
+    yield cluster_of_this_file
+    cluster_of_this_file.cluster.clear()
 
 
 @pytest.mark.cluster
@@ -130,7 +136,6 @@ def test_the_task_that_fails_first_is_named_and_gives_the_exit_code(here):
     assert got.returncode == 7, got.stdout + got.stderr
     assert got.stdout.endswith("tfdist: kubernetes://here/ml/job/bad failed: chief:0 failed first: it exited with 7\n")
     assert here.tfdist("status", "kubernetes://here/ml/job/bad").returncode == 1
-    here.cluster.delete("jobs", "ml", "bad-chief")
 
 
 @pytest.mark.cluster
@@ -143,7 +148,6 @@ def test_each_worker_is_started_again_as_often_as_the_page_says_whatever_the_oth
         assert got.stdout.count(f'worker:{index} | got ["worker:{index}"') == 3
     status = here.tfdist("status", "kubernetes://here/ml/job/again").stdout
     assert len(re.findall(r"worker:\d +succeeded .*2 restarts", status)) == 3, status
-    here.cluster.delete("jobs", "ml", "again-chief")
 
 
 @pytest.mark.cluster
@@ -189,7 +193,6 @@ def test_much_output_arrives_complete_and_in_order(here):
     for index in range(2):
         numbers = re.findall(rf"^worker:{index} \| x+ (\d+)$", got.stdout, re.MULTILINE)
         assert list(map(int, numbers)) == list(range(20_000))
-    here.cluster.delete("jobs", "ml", "much-worker")
 
 
 @pytest.mark.cluster
@@ -228,8 +231,3 @@ def test_what_was_created_before_an_error_is_deleted(here):
     assert sorted(name for name in here.cluster.names() if not name.startswith("pods/")) == [
         name for name in before if name not in ("services/half", "jobs/half-chief")
     ]
-    for name in ("half-worker", "half-ps"):
-        here.cluster.delete("jobs", "ml", name)
-    for _, space, name in [key for key in here.cluster.objects if key[0] == "pods"]:
-        here.cluster.delete("pods", space, name)
-    assert here.cluster.names() == []
