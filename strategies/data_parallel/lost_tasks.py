@@ -100,11 +100,14 @@ class LostTasks:
         self._clock = clock
         self._is_aborted = False
 
-    def look_around(self) -> None:
+    def look_around(self) -> bool:
         """Ends the execution of all tasks if the next or the first one has no server, or was silent for `lost_seconds`.
 
         One without a server has ended, or has been started again. One that is silent is cut off. One that a signal has stopped
         is neither: its heartbeats decide. Every lost task is the next one of a task that is not lost, or of another lost one.
+
+        Returns:
+            Whether one has no server, and another look has to confirm it.
         """
         found = self._found([each.task for each in self._watched])
         for each in self._watched:
@@ -113,6 +116,7 @@ class LostTasks:
                 self._is_aborted = True
                 with contextlib.suppress(tf.errors.OpError):  # The service that would tell the others is gone, or they know it.
                     self._abort(why)
+        return Reach.CLOSED in found.values() and not self._is_aborted
 
     def has_left(self, name: str) -> bool:
         """Looks at one task; returns whether its process has ended, as looks in sequence have found."""

@@ -34,9 +34,12 @@ MOMENT_SECONDS = 0.01
 EXECUTION_SECONDS = 5.0
 """After so long in one execution a task says in which. Most take less, and say nothing."""
 
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 0.25
 """After so long in one execution a task looks whether the others are there. TensorFlow may not notice that one is dead, and the
-launcher, which does, gives the rest 5 s to end."""
+launcher, which does, waits for the rest before it starts all again."""
+
+SELDOM_SECONDS = 1.0
+"""How often it looks at most while an execution lasts and the others are there."""
 
 FAILED = "failed"
 """What a task tells of the end of its program if that has failed."""
@@ -59,7 +62,8 @@ class SameCalls:
         board: where they tell each other.
         clock: returns seconds.
         explain: returns an error that says more than one of TensorFlow in an execution or an agreement, or None.
-        on_long_execution: called every `LOOK_SECONDS` / 2, in a thread, while an execution lasts longer than they do.
+        on_long_execution: called in a thread while an execution lasts longer than `LOOK_SECONDS`, first often and later every
+            `SELDOM_SECONDS`. Returns whether to look again at once.
         has_left: returns whether a task, by its name, is gone; called every `POLL_SECONDS` while its end is waited for.
         on_silence: called at the end of the program if the first task, which keeps what is told, is lost.
         watch: begins to watch a task, by its name, whose call is waited for; what it returns is called every `POLL_SECONDS` and
@@ -77,7 +81,7 @@ class SameCalls:
         board: Board | None = None,
         clock: Callable[[], float] = time.monotonic,
         explain: Callable[[tf.errors.OpError], Exception | None] = lambda error: None,
-        on_long_execution: Callable[[], None] = lambda: None,
+        on_long_execution: Callable[[], bool] = lambda: False,
         has_left: Callable[[str], bool] = lambda name: False,
         on_silence: Callable[[], None] = lambda: None,
         watch: Callable[..., Callable[[], Exception | None]] = lambda name, may_end=False: lambda: None,
@@ -95,6 +99,7 @@ class SameCalls:
         self._sources = 0
         self._execution: tuple[int, float] | None = None  # The number of the one that lasts, and when it began.
         self._told: int | None = None  # The number of the one that the others know of.
+        self._next_look = 0, LOOK_SECONDS  # The number of an execution, and how long it lasts then.
         self._watchers: list[threading.Thread] = []
         self._is_lost = False
         self._is_over = threading.Event()
@@ -194,7 +199,7 @@ class SameCalls:
             yield
             return
         if not self._watchers:  # Each in a thread of its own, and without a lock: `look` may wait for the first task.
-            for function, seconds in ((self.look, EXECUTION_SECONDS), (self._look_at_others, LOOK_SECONDS)):
+            for function, seconds in ((self.look, EXECUTION_SECONDS), (self.look_at_others, LOOK_SECONDS)):
                 watcher = threading.Thread(
                     target=self._repeat, args=(function, seconds / 2), name="tfdist-same-calls", daemon=True
                 )
@@ -223,21 +228,27 @@ class SameCalls:
         while not self._is_over.wait(seconds) and not self._is_lost:
             function()
 
-    def _look_at_others(self) -> None:
-        if self._long_execution(LOOK_SECONDS) is not None:
-            self._on_long_execution()
-
-    def _long_execution(self, seconds: float) -> int | None:
-        """Returns the number of the execution that has lasted for `seconds`."""
+    def look_at_others(self) -> None:
+        """Looks whether they are there, if this task has been in an execution for long enough."""
         execution = self._execution
-        return execution[0] if execution is not None and self._clock() - execution[1] >= seconds else None
+        if execution is None:
+            return
+        number, seconds = execution[0], self._clock() - execution[1]
+        if seconds >= (self._next_look[1] if self._next_look[0] == number else LOOK_SECONDS):
+            pause = 0.0 if self._on_long_execution() else min(seconds, SELDOM_SECONDS)
+            self._next_look = number, seconds + pause
+
+    def _long_execution(self) -> int | None:
+        """Returns the number of the execution that has lasted for `EXECUTION_SECONDS`."""
+        execution = self._execution
+        return execution[0] if execution is not None and self._clock() - execution[1] >= EXECUTION_SECONDS else None
 
     def look(self) -> None:
         """Tells the others in which execution this task is, if it has been there for some time; takes back one that is over.
 
         Until it is taken back nobody is misled: all who have been in that execution know it by its number.
         """
-        number = self._long_execution(EXECUTION_SECONDS)
+        number = self._long_execution()
         with contextlib.suppress(tf.errors.OpError):
             if self._told not in (None, number):
                 self._told = None

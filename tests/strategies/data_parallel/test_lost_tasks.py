@@ -71,10 +71,15 @@ def test_errors_of_the_program_stay_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("looks", "aborts"),
-    [([CLOSED, CLOSED], 1), ([CLOSED, CLOSED, CLOSED], 1), ([CLOSED, SERVES, CLOSED], 0), ([MUTE, MUTE, SILENT, SILENT], 0)],
+    ("looks", "again", "aborts"),
+    [
+        ([CLOSED, CLOSED], [True, False], 1),
+        ([CLOSED, CLOSED, CLOSED], [True, False, False], 1),
+        ([CLOSED, SERVES, CLOSED], [True, False, True], 0),
+        ([MUTE, MUTE, SILENT, SILENT], [False] * 4, 0),
+    ],
 )
-def test_a_long_execution_ends_if_the_next_task_is_dead_and_not_if_it_is_stopped_or_cut_off(looks, aborts):
+def test_a_long_execution_ends_if_the_next_task_is_dead_and_not_if_it_is_stopped_or_cut_off(looks, again, aborts):
     asked, said, left = [], [], iter(looks)
 
     def look(task, deadline):
@@ -82,8 +87,7 @@ def test_a_long_execution_ends_if_the_next_task_is_dead_and_not_if_it_is_stopped
         return next(left)
 
     tasks = LostTasks(TASKS[3], TASKS, look, said.append)
-    for _ in looks:
-        tasks.look_around()
+    assert [tasks.look_around() for _ in looks] == again
     assert set(asked) == {"worker:0"}
     assert said == ["no server at the address of /job:worker/task:0 (w0:1)"] * aborts
 

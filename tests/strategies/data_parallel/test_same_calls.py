@@ -6,8 +6,7 @@ import pytest
 import tensorflow as tf
 from local_board import LocalBoard
 
-from tfdist.launch.supervision import supervisor
-from tfdist.strategies.data_parallel import lost_tasks, same_calls
+from tfdist.strategies.data_parallel import same_calls
 from tfdist.strategies.data_parallel.board import DifferentCallsError
 from tfdist.strategies.data_parallel.same_calls import SameCalls, difference
 
@@ -254,7 +253,7 @@ def test_a_task_that_finds_the_first_one_lost_when_it_calls_something_says_so():
 def test_a_long_execution_looks_at_the_others_and_a_short_one_does_not(monkeypatch):
     monkeypatch.setattr(same_calls, "LOOK_SECONDS", 0.2)
     looked = threading.Event()
-    calls = SameCalls("worker:1", NAMES, LocalBoard(), on_long_execution=looked.set)
+    calls = SameCalls("worker:1", NAMES, LocalBoard(), on_long_execution=lambda: bool(looked.set()))
     with calls.executing():
         pass
     assert not looked.wait(0.5)
@@ -263,10 +262,33 @@ def test_a_long_execution_looks_at_the_others_and_a_short_one_does_not(monkeypat
     calls.end()
 
 
-def test_a_task_sees_that_another_is_dead_before_the_launcher_kills_it():
-    """The launcher waits so long for the others when a task has died. A task that ends by itself makes the restart quick."""
-    two_looks = same_calls.LOOK_SECONDS * (1 + lost_tasks.CLOSED_LOOKS / 2)
-    assert two_looks < supervisor.END_SECONDS / 2
+def test_a_long_execution_looks_often_at_first_and_while_a_look_has_to_be_confirmed():
+    now, found, looks = [0.0], [False], []
+
+    def look():
+        looks.append(now[0])
+        return found[0]
+
+    calls = SameCalls("worker:1", NAMES, LocalBoard(), clock=lambda: now[0], on_long_execution=look)
+
+    def looks_until(seconds):
+        looks.clear()
+        while now[0] < seconds:
+            now[0] += 0.125  # Exact, and half of LOOK_SECONDS.
+            calls.look_at_others()
+        return list(looks)
+
+    calls.look_at_others()
+    with calls.executing():
+        assert looks_until(5.0) == [0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0]
+        found[0] = True
+        assert looks_until(6.5) == [6.0, 6.125, 6.25, 6.375, 6.5]
+    found[0] = False
+    with calls.executing():
+        assert looks_until(7.5) == [6.75, 7.0, 7.5]
+    calls.look_at_others()
+    assert len(looks) == 3
+    calls.end()
 
 
 def test_a_task_waits_for_the_ends_of_the_others_and_names_those_that_have_not_finished():
