@@ -54,10 +54,11 @@ def _of(task, period, rate, **options):
 
 
 SETTINGS = [
-    _of("mnist1d", 0, 0.6),
+    *(_of("mnist1d", 0, rate) for rate in (0.5, 0.6, 0.7)),
     _of("mnist1d", 16, 0.2),
     _of("mnist1d", 16, 0.2, delay=1),
     _of("mnist1d", 16, 0.2, outer_learning_rate=0.7, outer_momentum=0.5),
+    _of("mnist1d", 64, 0.15),
     _of("mnist1d", 64, 0.1),
     _of("mnist1d", 64, 0.1, delay=1),
     _of("mnist1d", 64, 0.2),

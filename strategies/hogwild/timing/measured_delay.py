@@ -1,8 +1,10 @@
 """How many updates a group makes between its push and its pull, and in a period: both follow from measured times.
 
-The reply should be there when the group pulls, and not long before. So the delay is the time of a synchronization divided by
-that of an update, rounded up. If the longest delay is too short for the network, the period grows, as far as the user lets it.
-Each group measures both times in its first periods, and the chief decides once.
+The reply should be there when the group pulls, and not long before. So the longest delay is the time of a synchronization
+divided by that of an update, rounded up. Each update of the delay costs accuracy, so the delay is shorter where that hardly
+costs time: if updates are quick and the network is slow, a group waits anyway. If the longest delay is too short for the
+network, the period grows, as far as the user lets it. Each group measures both times in its first periods, and the chief
+decides once.
 """
 
 import math
@@ -21,6 +23,9 @@ FIRST = 1
 PART, MOST = 4, 4
 """The delay is at most a quarter of the updates between two pushes, and at most 4. A longer one costs too much accuracy: 16 of
 64 cost 0.7 to 1.8 points against 2 (benchmarks/quality_simulated.md)."""
+
+WORTH = 50
+"""A longer delay has to make the time between two pushes shorter by more than a fiftieth."""
 
 MEASURED = 4
 """Synchronizations of each group that count. Its first call, which compiles, does not."""
@@ -48,20 +53,30 @@ def period_for(synchronization: float, update: float, between: int, longest: int
         between: updates between two pushes.
         longest: the most updates between two pushes.
     """
-    waited = synchronization - delay_for(synchronization, update, between) * update
+    waited = synchronization - _longest_delay(synchronization, update, between) * update
     while 2 * between <= longest and WAITED * waited > between * update:
         between *= 2
     return between
 
 
-def delay_for(synchronization: float, update: float, between: int) -> int:
-    """Returns the delay, in updates.
+def delay_for(synchronization: float, update: float, between: int, period: int | None = None) -> int:
+    """Returns the delay, in updates: the shortest that costs at most 1 / `WORTH` of the time.
 
     Args:
         synchronization: seconds from a push to the arrival of its reply.
         update: seconds of an update.
-        between: updates between two pushes.
+        between: updates between two pushes, as the user has them.
+        period: those that `period_for` has found; None for `between`.
     """
+
+    def cycle(delay: int) -> float:
+        return (period or between) * update + max(0.0, synchronization - delay * update)
+
+    longest = _longest_delay(synchronization, update, between)
+    return next(each for each in range(FIRST, longest + 1) if WORTH * cycle(each) <= (WORTH + 1) * cycle(longest))
+
+
+def _longest_delay(synchronization: float, update: float, between: int) -> int:
     most = max(FIRST, min(between // PART, MOST))
     return min(max(FIRST, math.ceil(synchronization / max(update, 1e-9))), most)
 
@@ -135,7 +150,7 @@ class MeasuredDelay:
         # In a round, all but the last group also wait for others, which a longer delay does not change.
         synchronization, update = min(map(statistics.median, measured)), statistics.median(self._steps)
         between, self.between = self.between, period_for(synchronization, update, self.between, self._longest)
-        self.updates = delay_for(synchronization, update, between)
+        self.updates = delay_for(synchronization, update, between, self.between)
         self._is_decided = True
         times = f"hogwild: a synchronization takes {1000 * synchronization:.3g} ms, an update {1000 * update:.3g} ms"
         updates = "update" if self.updates == 1 else f"{self.updates} updates"

@@ -12,17 +12,25 @@ from tfdist.strategies.hogwild.training_loop import Steps
 @pytest.mark.parametrize(
     ("synchronization", "update", "between", "delay"),
     [
-        (0.001, 0.010, 64, 1),
-        (0.010, 0.010, 64, 1),
-        (0.021, 0.010, 64, 3),
-        (1.000, 0.010, 64, 4),
-        (1.000, 0.010, 12, 3),  # A quarter of the updates between two pushes.
-        (1.000, 0.010, 1, 1),
-        (0.010, 0.000, 64, 4),
+        (0.001, 0.010, 16, 1),
+        (0.010, 0.010, 16, 1),
+        (0.021, 0.010, 16, 2),  # With 3 groups would wait for a tenth of an update less.
+        (0.025, 0.010, 16, 3),
+        (0.060, 0.010, 16, 4),
+        (0.060, 0.010, 12, 3),  # A quarter of the updates between two pushes.
+        (0.060, 0.010, 1, 1),
+        (0.035, 0.010, 64, 3),
+        (1.000, 0.010, 64, 1),  # Groups wait for 0.96 s or 0.99 s.
+        (0.010, 0.000, 64, 1),
     ],
 )
-def test_the_delay_is_the_quotient_of_the_times_within_limits(synchronization, update, between, delay):
+def test_the_delay_is_the_shortest_that_costs_no_more_than_a_fiftieth_of_the_time(synchronization, update, between, delay):
     assert delay_for(synchronization, update, between) == delay
+
+
+def test_the_delay_is_that_of_the_period_that_has_grown():
+    assert delay_for(0.025, 0.010, 16) == 3
+    assert delay_for(0.025, 0.010, 16, period=64) == 2
 
 
 @pytest.mark.parametrize(
@@ -78,9 +86,9 @@ def test_a_synchronization_that_takes_too_long_is_told():
     delay = MeasuredDelay(None, groups=1, between=16, tell=told.append)
     for _ in range(1 + MEASURED):
         delay.note(0, rows(0.5))
-    assert delay.updates == 4 and delay.between == 16
+    assert delay.updates == 3 and delay.between == 16
     assert (
-        "groups wait about 460 ms in each 620 ms; --compression bf16 halves the bytes, and a longer --sync_period makes waits rarer"
+        "groups wait about 470 ms in each 630 ms; --compression bf16 halves the bytes, and a longer --sync_period makes waits rarer"
         in told[1]
     )
 
@@ -91,9 +99,9 @@ def test_a_period_that_may_grow_does_so_once_and_is_told():
     for _ in range(1 + MEASURED):
         assert delay.between == 8
         delay.note(0, rows(0.5))
-    assert (delay.between, delay.updates) == (32, 2)
+    assert (delay.between, delay.updates) == (32, 1)
     assert "the sync period is 64 updates from now on, not 16 (--longest_period)" in told[1]
-    assert "groups wait about 480 ms in each 800 ms" in told[2]
+    assert "groups wait about 490 ms in each 810 ms" in told[2]
     delay.note(0, rows(5.0))
     assert delay.between == 32 and len(told) == 3
 
