@@ -41,5 +41,29 @@ def critical_section(lock: Any, device: str, arrived: Sequence[Any], independent
         run_independently(release)
 
 
+def change_section(variable: Any, arrived: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+    """Makes the operations inside, which change a variable by its value, one change, on the current device.
+
+    All such sections of a device have one lock, and none contains another. Those of a function enter it in the order in which
+    they are traced. In its conditions and loops, too, one waits for what was traced before, so none keeps the lock from it.
+
+    Args:
+        variable: the variable. No lock is taken in eager execution.
+        arrived: as for `critical_section`.
+    """
+    if tf.executing_eagerly():
+        return contextlib.nullcontext()
+    graph, device = tf.compat.v1.get_default_graph(), variable.device
+    if not hasattr(graph, "tfdist_change_locks"):
+        graph.tfdist_change_locks = {}
+    locks: dict[str, Any] = graph.tfdist_change_locks
+    if device not in locks:
+        with tf.device(device), tf.control_dependencies(None):
+            locks[device] = tf.raw_ops.MutexV2(shared_name="tfdist_changes")
+        run_independently(locks[device].op)
+    # Reading the variable waits for changes in conditions before this one.
+    return critical_section(locks[device], device, [*arrived, variable.value()], independent=True)
+
+
 def _uses_variable(operation: str) -> bool:
     return any(part in operation for part in ("VariableOp", "Assign", "Resource", "StatefulPartitionedCall"))

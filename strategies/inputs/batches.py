@@ -15,8 +15,16 @@ def as_tensors(batch: Any) -> Any:
 
 
 def without_optionals(batch: Any) -> Any:
-    """Returns the batch, or its spec, with None in place of each `tf.experimental.Optional`: Keras makes them of None."""
-    return tf.nest.map_structure(lambda v: None if isinstance(v, tf.experimental.Optional | tf.OptionalSpec) else v, batch)
+    """Returns the batch, or its spec, with None in place of what Keras makes of None.
+
+    That is a `tf.experimental.Optional`, or what tf.data itself takes None for.
+    """
+
+    def is_none(value: Any) -> bool:
+        has_no_tensors = isinstance(value, tf.TypeSpec) and not tf.nest.flatten(value, expand_composites=True)
+        return has_no_tensors or isinstance(value, tf.experimental.Optional | tf.OptionalSpec)
+
+    return tf.nest.map_structure(lambda value: None if is_none(value) else value, batch)
 
 
 def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:

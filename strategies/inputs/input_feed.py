@@ -41,16 +41,26 @@ class InputFeed(BatchIterator):
         self._iterator = iter(prefetched(dataset))
         self._packer = _packer_of(dataset.element_spec) if tf.config.experimental.get_synchronous_execution() else None
         self._ahead: deque[Batch] = deque()
+        self._error: Exception | None = None
 
     def __next__(self) -> Batch:
         return self._ahead.popleft() if self._ahead else self._read()
 
     def peek(self, count: int) -> list[Batch]:
-        """Returns the next `count` batches without taking them; fewer at the end of the dataset."""
+        """Returns the next `count` batches without taking them; fewer at the end of the dataset, and where it raises.
+
+        Raises:
+            Exception: what the dataset raises in place of the next batch. The batches before it are trained first.
+        """
         while len(self._ahead) < count:
             try:
                 self._ahead.append(self._read())
             except StopIteration:
+                break
+            except Exception as error:
+                if not self._ahead:
+                    raise
+                self._error = error
                 break
         return list(self._ahead)[:count]
 
@@ -59,9 +69,12 @@ class InputFeed(BatchIterator):
         return next((without_optionals(batch.values) for batch in self.peek(1)), None)
 
     def _next_batches(self, count: int) -> list[Any]:
-        return [batch.values for _, batch in zip(range(count), self, strict=False)]
+        return [self._ahead.popleft().values for _ in self.peek(count)]
 
     def _read(self) -> Batch:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
         try:
             batch = Batch(self._next_values(), self)
         except StopIteration:

@@ -3,6 +3,7 @@
 Each replacement of a method of Keras calls Keras' own method under any other strategy.
 """
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.calls.tensor_fusion import flatten, is_small, unflatten
+from tfdist.strategies.coordinator.critical_section import change_section
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.keras_hooks.optimizer import ELEMENTWISE
 from tfdist.strategies.keras_hooks.replicas import replica_context
@@ -114,11 +116,12 @@ def _update_averages(original: Callable[..., Any], optimizer: Any, trainable_var
         for variable, average in zip(trainable_variables, optimizer._model_variables_moving_average, strict=True):
             if optimizer.use_ema and average is not None:
                 momentum = tf.cast(begun * optimizer.ema_momentum, variable.dtype)
-                extended.update(average._value, _average, args=(variable._value, momentum), group=False)
+                extended.update(average._value, _average, args=(variable._value, momentum, has_begun), group=False)
 
 
-def _average(average: Any, variable: Any, momentum: Any) -> None:
-    average.assign(momentum * average + (1 - momentum) * variable)
+def _average(average: Any, variable: Any, momentum: Any, several_groups: bool) -> None:
+    with change_section(average, [momentum]) if several_groups else contextlib.nullcontext():
+        average.assign(momentum * average + (1 - momentum) * variable)
 
 
 def _elementwise(original: Callable[..., Any], optimizer: Any, *args: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.coordinator.critical_section import change_section
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.parameter_server import fused_reads
@@ -40,7 +41,7 @@ class Change:
     rest: Any
 
     def apply(self, variable: Any, rest: Any = None, **kwargs: Any) -> Any:
-        """Assigns the new value, on the ps. It is a sum, of which nothing is lost.
+        """Assigns the new value, on the ps, as one change: another group makes its own before or after.
 
         Args:
             variable: the variable on the ps.
@@ -51,8 +52,9 @@ class Change:
         rest = self.rest if rest is None else rest
         if isinstance(self.coefficient, float) and self.coefficient == 1:
             return variable.assign_add(rest)
-        kept = tf.cast(1 - self.coefficient, variable.dtype)
-        return variable.assign_add(rest - kept * variable.value())
+        rest, kept = tf.identity(rest), tf.cast(1 - self.coefficient, variable.dtype)
+        with change_section(variable, [rest, kept]):
+            return variable.assign_add(rest - kept * variable.value())
 
 
 def change_of(variable: Any, value: Any, aggregated: bool = True) -> Change | None:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.calls.tensor_fusion import can_pack, pack, unpack, unpack_arguments
 from tfdist.strategies.coordinator.calls.tracing import tracing_lock
 from tfdist.strategies.coordinator.members.worker_groups import WorkerGroup
+from tfdist.strategies.inputs.batches import without_optionals
 from tfdist.strategies.runtime import chief_device
 
 
@@ -83,8 +84,8 @@ class GroupFunction:
         signature = (variant, stacked, batch.signature)
         call = self._traced.get(signature)
         if call is None:
-            shapes = _shapes_to_trace(batch.flat, element_spec, stacked)
-            functions = [self._trace(group, variant, batch, shapes, stacked) for group in self._strategy.worker_groups]
+            specs = _specs_to_trace(batch, element_spec, stacked)
+            functions = [self._trace(group, variant, batch, specs, stacked) for group in self._strategy.worker_groups]
             call = functools.partial(self._run_packed if batch.arrays is not None else self._run_as_they_are, functions)
             self._traced[signature] = call
         return call
@@ -105,7 +106,7 @@ class GroupFunction:
                 self._functions[key] = trace()
         return self._functions[key]
 
-    def _trace(self, group: WorkerGroup, variant: Any, batch: "HostBatch", shapes: list[Any], stacked: bool) -> Any:
+    def _trace(self, group: WorkerGroup, variant: Any, batch: "HostBatch", specs: list[Any], stacked: bool) -> Any:
         # The first replica computes a batch with fewer examples than the group has replicas.
         examples = examples_in(batch.values)
         width = len(group.devices) if examples is None or examples >= len(group.devices) else 1
@@ -113,7 +114,7 @@ class GroupFunction:
         variant = self._program.variant_of(group, variant)
         with tracing_lock, tf.device(group.devices[0]), self._strategy.extended.tracing(devices, group.traced_devices):
             if batch.arrays is not None:
-                return self._trace_packed((variant, group.traced_devices), devices, batch, shapes, stacked)
+                return self._trace_packed((variant, group.traced_devices), devices, batch, specs, stacked)
             key = (variant, group.traced_devices, devices, stacked)
             if key not in self._functions:
                 self._functions[key] = tf.function(
@@ -121,18 +122,16 @@ class GroupFunction:
                     reduce_retracing=True,
                     autograph=False,
                 )
-            data = batch.values
-            if stacked:  # All of them are dense.
-                specs = [tf.TensorSpec(shape, value.dtype) for shape, value in zip(shapes, batch.flat, strict=True)]
-                data = tf.nest.pack_sequence_as(data, specs)
-            return self._functions[key].get_concrete_function(data, *self._program.arguments)
+            return self._functions[key].get_concrete_function(
+                tf.nest.pack_sequence_as(batch.values, specs), *self._program.arguments
+            )
 
     def _trace_packed(
         self,
         group: tuple[Any, tuple[str, ...]],
         devices: tuple[str, ...],
         like: "HostBatch",
-        shapes: list[Any],
+        specs: list[Any],
         stacked: bool,
     ) -> Any:
         """Returns the function for batches that arrive as bytes: one function if they differ in some dimensions only.
@@ -141,11 +140,12 @@ class GroupFunction:
             group: the variant for the group, and all of its devices.
             devices: the devices that compute the batch.
             like: a batch like them.
-            shapes: the shapes to trace for.
+            specs: the specs of the tensors to trace for.
             stacked: whether the message holds several batches.
         """
         variant, _ = group
         key = (group, devices, stacked, tuple((v.dtype, v.shape.rank) for v in like.flat), like.signature[0])
+        shapes = [spec.shape for spec in specs]
         traced, function = self._packed.get(key, (shapes, None))
         general = [a.most_specific_compatible_shape(b) for a, b in zip(traced, shapes, strict=True)]
         if function is None or any(str(a) != str(b) for a, b in zip(traced, general, strict=True)):
@@ -237,20 +237,25 @@ def _type_of(value: Any) -> Any:
     return None if value is None else tf.type_spec_from_value(value)
 
 
-def _shapes_to_trace(flat: list[Any], element_spec: Any, stacked: bool) -> list[Any]:
-    """Returns the shapes to trace a function for: those of the dataset if they fit, else those of the values.
+def _specs_to_trace(batch: HostBatch, element_spec: Any, stacked: bool) -> list[Any]:
+    """Returns what to trace a function for, a spec for each value in `batch.flat`: those of the dataset if they fit.
+
+    A step may compute with the number of examples that it is traced for: Keras does, in the losses of several outputs.
 
     Args:
-        flat: the values of a batch.
+        batch: the first batch.
         element_spec: nested specifications of the dataset's elements, or None.
-        stacked: whether to trace for several batches along a new first dimension.
+        stacked: whether to trace for several batches along a new first dimension. All of them are dense then.
     """
-    own = [getattr(value, "shape", None) for value in flat]
-    if stacked:
-        own = [tf.TensorShape([None]).concatenate(shape) for shape in own]
-    specs = tf.nest.flatten(element_spec)
-    if len(specs) != len(flat) or not all(isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None for spec in specs):
-        return own
-    general = [tf.TensorShape([None]).concatenate(spec.shape) if stacked else spec.shape for spec in specs]
-    fit = all(shape.is_compatible_with(value) for shape, value in zip(general, own, strict=True))
-    return general if fit else own
+    own: list[Any] = [None if value is None else tf.type_spec_from_value(value) for value in batch.flat]
+    specs = tf.nest.flatten(without_optionals(element_spec))
+    if batch.arrays is not None:
+        specs = [spec for spec in specs if spec is not None]
+    if len(specs) == len(own) and all(_fits(*pair) for pair in zip(specs, own, strict=True)):
+        own = [value and spec for spec, value in zip(specs, own, strict=True)]
+    return [tf.TensorSpec([None, *spec.shape], spec.dtype) for spec in own] if stacked else own
+
+
+def _fits(spec: Any, value: Any) -> bool:
+    """Returns whether the spec of a dataset allows a value, of which the spec is given. Both may be None."""
+    return spec is value or (spec is not None and spec.shape.rank is not None and bool(spec.is_compatible_with(value)))

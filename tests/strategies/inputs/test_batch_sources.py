@@ -53,6 +53,17 @@ def test_without_steps_per_epoch_the_data_ends_the_epoch(name):
     assert [len(iterator.take(3)) for _ in range(4)] == [3, 3, 1, 0]
 
 
+def test_batches_before_an_error_of_the_data_are_taken():
+    def elements():
+        yield from range(3)
+        raise ZeroDivisionError("the file is damaged")
+
+    iterator = iter(FedDataset(tf.data.Dataset.from_generator(elements, output_signature=tf.TensorSpec([], tf.int64))))
+    assert [int(batch) for batch in iterator.take(2) + iterator.take(2)] == [0, 1, 2]
+    with pytest.raises(tf.errors.UnknownError, match="the file is damaged"):
+        iterator.take(2)
+
+
 @pytest.mark.parametrize("name", ["shards", "feed"])
 def test_an_example_takes_no_batch_away(name):
     values = tf.data.Dataset.from_generator(lambda: iter(np.ones((3, 2, 4), "float32")), output_types=tf.float32)

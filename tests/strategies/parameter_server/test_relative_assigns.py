@@ -1,5 +1,6 @@
 """The coefficient of a variable's old value in what a step assigns: only of a multiple of it plus something it is known."""
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -77,6 +78,25 @@ def test_many_groups_at_the_same_time_keep_a_moving_average_stable():
         for change in changes:
             change.apply(variable)
     assert variable.numpy()[0] == pytest.approx(10, rel=1e-3)
+
+
+def test_groups_change_a_moving_average_one_after_the_other():
+    # Large, so that the read of one group and the sum of another take long enough to mix.
+    average = tf.Variable(tf.zeros([1_000_000]))
+
+    @tf.function(autograph=False)
+    def step():
+        change = lambda: tf.identity(Change(0.5, tf.constant([1.0])).apply(average)[0])  # noqa: E731
+        change()  # Several in a step, as of a layer that is called twice.
+        tf.cond(average[0] >= 0, change, lambda: 0.0)
+        change()
+
+    step()
+    average.assign(tf.zeros_like(average))
+    with ThreadPoolExecutor(4) as groups:
+        for call in [groups.submit(step) for _ in range(4)]:
+            call.result()
+    assert set(average.numpy()) == {2 * (1 - 0.5**12)}
 
 
 @pytest.mark.parametrize(
