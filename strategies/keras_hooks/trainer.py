@@ -18,7 +18,16 @@ import tensorflow as tf
 
 from tfdist.strategies.inputs.batches import builds_models, with_dimensions_of, without_optionals
 from tfdist.strategies.inputs.source import BatchSource
-from tfdist.strategies.keras_hooks import build_scope, calls, global_seed, losses, one_thread, step_build, user_functions
+from tfdist.strategies.keras_hooks import (
+    build_scope,
+    calls,
+    global_seed,
+    left_calls,
+    losses,
+    one_thread,
+    step_build,
+    user_functions,
+)
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, begin_anew
 from tfdist.strategies.private_api import KerasVariable, TensorFlowTrainer, is_default, patches
@@ -40,6 +49,7 @@ def install() -> None:
     user_functions.install()
     step_build.install()
     calls.install()
+    left_calls.install()
     one_thread.install()
     patches.BEGIN_EPOCH.patch(_begin_epoch)
 
