@@ -292,8 +292,9 @@ class TrainingLoop:
             self._trained = now
         elif now != self._trained and is_first_warning(self._model, "trained variables"):
             _log.warning(
-                "`trainable` of layers of %s has changed since its first step, without compile: steps of batches of another size "
-                "follow the change and others do not. In one process it takes effect with the next compile; call that after it",
+                "`trainable` of layers of %s has changed since its first step, without compile: steps of batches of another "
+                "size follow the change and others do not. In one process it takes effect with the next compile; call compile "
+                "after the change",
                 self._model.name,
             )
 
