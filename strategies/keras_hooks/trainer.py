@@ -157,14 +157,14 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
     hooks = hooks_of(model._distribute_strategy)
     if hooks is not None:
         _adopt(model)
-    has_call = type(model).call not in (keras.Model.call, keras.Layer.call)
+    has_call = has_own_call(model)
     if hooks is not None and iterator is not None:
         iterator, data_batch = None, None if _is_complete(model, has_call) else _example_batch(hooks, iterator)
         if _has_own_step(model) and not step_build.has_built(model) and not _has_all_variables(model):
             with model.distribute_strategy.scope():
                 step_build.build(model, data_batch)
     if hooks is not None and not model.built and not has_call:
-        _mark_as_built(model)
+        mark_as_built(model)
     try:
         with contextlib.ExitStack() as stack:
             if hooks is not None:
@@ -247,7 +247,12 @@ def _has_all_variables(model: Any) -> bool:
     return all([_is_built(layer) for layer in model._flatten_layers(include_self=False)])
 
 
-def _mark_as_built(model: Any) -> None:
+def has_own_call(model: Any) -> bool:
+    """Returns whether a model has a method `call`, which a GAN with its own `train_step` may lack."""
+    return type(model).call not in (keras.Model.call, keras.Layer.call)
+
+
+def mark_as_built(model: Any) -> None:
     """Marks a model without `call`, such as a GAN with its own `train_step`, as built if all of its layers are.
 
     Keras builds models by calling them, and in one process does so within the first step.
