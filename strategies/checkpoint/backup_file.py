@@ -127,6 +127,7 @@ class BackupFile:
         The training goes on as soon as they are in memory. A thread writes them to the disk; if that fails, the backup stays as
         it was, with a warning. The next call waits for that thread.
         """
+        model_states.build_without_call(model)
         try:
             with strategy_state.set_aside() as state:
                 memory = memory_file.save_weights(model)

@@ -14,6 +14,7 @@ from tfdist.strategies.checkpoint.strategy_state import storable
 from tfdist.strategies.keras_hooks import global_seed
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimizers, with_inner
+from tfdist.strategies.keras_hooks.trainer import has_own_call, mark_as_built
 
 _log = logging.getLogger("tfdist")
 
@@ -28,6 +29,9 @@ def build(model: Any, example: Any) -> None:
         example: nested `tf.TypeSpec`s of a batch. Without all dimensions but the first only a model that has no variables is
             made, if that is possible.
     """
+    if not has_own_call(model):
+        build_without_call(model)
+        return
     leaves = tf.nest.flatten(example)
     has_ranks = all(isinstance(leaf, tf.TensorSpec) and leaf.shape.rank for leaf in leaves)
     if hooks_of(model.distribute_strategy) is not None or not has_ranks:
@@ -38,6 +42,13 @@ def build(model: Any, example: Any) -> None:
         elif not model.built:
             with contextlib.suppress(Exception):  # `BackupFile.load` says what to do.
                 model._symbolic_build(data_batch=example)
+
+
+def build_without_call(model: Any) -> None:
+    """Marks a model without `call`, such as a GAN, as built if its layers are: Keras saves and loads no other weights."""
+    if not model.built and not has_own_call(model):
+        with contextlib.suppress(ValueError):  # `BackupFile` says what is wrong.
+            mark_as_built(model)
 
 
 @contextlib.contextmanager

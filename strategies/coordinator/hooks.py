@@ -24,6 +24,9 @@ from tfdist.strategies.runtime import chief_device
 MOST_CHECKED_BYTES = 2**30
 """How large the variables of a model may be whose step is tried out: the chief has to fetch them."""
 
+INTERRUPTED_SECONDS = 2.0
+"""How long Ctrl-C waits for the steps in flight. The launcher kills a task 5 seconds after it (`--grace_period`)."""
+
 _log = logging.getLogger("tfdist")
 
 
@@ -83,6 +86,19 @@ class CoordinatorHooks(KerasHooks):
             error = raised
         for loop in self._loops:
             loop.reset(error)
+
+    def leave_call(self, error: BaseException) -> None:
+        """See `KerasHooks`. Else the steps in flight would change weights that the program loads or saves next.
+
+        After Ctrl-C it waits for `INTERRUPTED_SECONDS` at most, and a program that a signal ends does not wait.
+        """
+        if not isinstance(error, (Exception, KeyboardInterrupt)):
+            return
+        seconds = math.inf if isinstance(error, Exception) else INTERRUPTED_SECONDS
+        try:
+            self._open_epochs.leave_interrupted(seconds)
+        except Exception:
+            _log.warning("a step in flight failed after an exception had left its call", exc_info=True)
 
     def batches_done(self, model: Any, batches: int) -> int:
         """See `KerasHooks`. Finishes the executions in flight."""

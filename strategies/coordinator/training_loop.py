@@ -19,6 +19,7 @@ from tfdist.strategies.inputs.source import BatchIterator
 from tfdist.strategies.keras_hooks import calls
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import Logs
+from tfdist.strategies.runtime.deadline import Deadline
 
 _log = logging.getLogger("tfdist")
 
@@ -85,6 +86,7 @@ class OpenEpochs:
 
     def __init__(self) -> None:
         self._epochs: list[_Epoch] = []
+        self._were_left = False
 
     def of(self, loop: "TrainingLoop") -> _Epoch | None:
         """Returns the innermost epoch of a loop; None if none is open."""
@@ -112,11 +114,27 @@ class OpenEpochs:
         self._epochs.remove(epoch)
 
     def end_interrupted(self) -> bool:
-        """Ends the epochs whose call of Keras' trainer is over: an exception has left it. Returns whether there were any."""
-        interrupted = [each for each in reversed(self._epochs) if each.call is not None and calls.is_over(each.call)]
+        """Ends the epochs whose call of Keras' trainer is over: an exception has left it.
+
+        Returns:
+            Whether there were any, or `leave_interrupted` has ended some since the last time.
+        """
+        were_left, self._were_left = self._were_left, False
+        interrupted = self._interrupted()
         for epoch in interrupted:
             epoch.loop.end(epoch)
-        return bool(interrupted)
+        return were_left or bool(interrupted)
+
+    def leave_interrupted(self, seconds: float) -> None:
+        """Ends the same epochs when an exception has just left their call, unless their steps take longer than that."""
+        latest = Deadline.after(seconds)
+        for epoch in self._interrupted():
+            if epoch.loop.finishes_within(epoch, latest.remaining()):
+                epoch.loop.end(epoch)
+                self._were_left = True
+
+    def _interrupted(self) -> list[_Epoch]:
+        return [each for each in reversed(self._epochs) if each.call is not None and calls.is_over(each.call)]
 
 
 class TrainingLoop:
@@ -213,6 +231,10 @@ class TrainingLoop:
         self._add_finished(epoch)
         self._steps.rest()
         self._open_epochs.end(epoch)
+
+    def finishes_within(self, epoch: _Epoch, seconds: float) -> bool:
+        """Waits for the executions of an epoch, and returns whether they have finished within that many seconds."""
+        return self._executions.wait_for(epoch.iterator, seconds)
 
     def add_finished(self) -> int:
         """Adds the steps of the epoch that are done. Nothing is in flight. Returns how many batches they have taken."""

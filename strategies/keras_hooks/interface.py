@@ -74,6 +74,10 @@ class KerasHooks(abc.ABC):
     def reset_metrics(self) -> None:
         """Prepares for metrics that start from zero: waits for the executions in flight and discards their results."""
 
+    def leave_call(self, error: BaseException) -> None:
+        """Called when an exception has left `fit` or `evaluate`. A strategy that has begun further steps finishes them."""
+        del error
+
     def check_own_loop(self) -> None:
         """Called when a loop of the user's own updates the strategy's variables outside of `strategy.run`.
 

@@ -18,7 +18,16 @@ import tensorflow as tf
 
 from tfdist.strategies.inputs.batches import builds_models, with_dimensions_of, without_optionals
 from tfdist.strategies.inputs.source import BatchSource
-from tfdist.strategies.keras_hooks import build_scope, calls, global_seed, losses, one_thread, step_build, user_functions
+from tfdist.strategies.keras_hooks import (
+    build_scope,
+    calls,
+    global_seed,
+    left_calls,
+    losses,
+    one_thread,
+    step_build,
+    user_functions,
+)
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, begin_anew
 from tfdist.strategies.private_api import KerasVariable, TensorFlowTrainer, is_default, patches
@@ -40,6 +49,7 @@ def install() -> None:
     user_functions.install()
     step_build.install()
     calls.install()
+    left_calls.install()
     one_thread.install()
     patches.BEGIN_EPOCH.patch(_begin_epoch)
 
@@ -147,14 +157,14 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
     hooks = hooks_of(model._distribute_strategy)
     if hooks is not None:
         _adopt(model)
-    has_call = type(model).call not in (keras.Model.call, keras.Layer.call)
+    has_call = has_own_call(model)
     if hooks is not None and iterator is not None:
         iterator, data_batch = None, None if _is_complete(model, has_call) else _example_batch(hooks, iterator)
         if _has_own_step(model) and not step_build.has_built(model) and not _has_all_variables(model):
             with model.distribute_strategy.scope():
                 step_build.build(model, data_batch)
     if hooks is not None and not model.built and not has_call:
-        _mark_as_built(model)
+        mark_as_built(model)
     try:
         with contextlib.ExitStack() as stack:
             if hooks is not None:
@@ -237,7 +247,12 @@ def _has_all_variables(model: Any) -> bool:
     return all([_is_built(layer) for layer in model._flatten_layers(include_self=False)])
 
 
-def _mark_as_built(model: Any) -> None:
+def has_own_call(model: Any) -> bool:
+    """Returns whether a model has a method `call`, which a GAN with its own `train_step` may lack."""
+    return type(model).call not in (keras.Model.call, keras.Layer.call)
+
+
+def mark_as_built(model: Any) -> None:
     """Marks a model without `call`, such as a GAN with its own `train_step`, as built if all of its layers are.
 
     Keras builds models by calling them, and in one process does so within the first step.

@@ -216,6 +216,19 @@ class Executions:
             del self._finished[owner]
         return execution
 
+    def wait_for(self, owner: Any, seconds: float) -> bool:
+        """Waits until no execution of `owner` is in flight, or for that many seconds. Raises as `wait_for_any` does.
+
+        Returns:
+            Whether none is in flight. Their results stay with the owner.
+        """
+        self.drain()
+        self._wait_until(lambda: not self._has_in_flight(owner), seconds)
+        return not self._has_in_flight(owner)
+
+    def _has_in_flight(self, owner: Any) -> bool:
+        return any(execution.owner is owner for execution in self._in_flight)
+
     def _wait_until(self, is_over: Callable[[], bool], seconds: float = math.inf) -> None:
         """Gives finished executions to their owners until `is_over`, until nothing is in flight, or for that many seconds."""
         latest = Deadline.after(seconds)

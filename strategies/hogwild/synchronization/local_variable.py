@@ -287,7 +287,8 @@ class LocalVariable(VariableBase):
 
     @overrides(VariableBase)
     def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, options: Any, **kwargs: Any) -> list[Any]:
-        resources = self.on_chief()._export_to_saved_model_graph(object_map, tensor_map, options, **kwargs)
+        # In a graph that nobody runs: the values are read later, when they are saved.
+        resources = self._on_chief._export_to_saved_model_graph(object_map, tensor_map, options, **kwargs)
         object_map[self] = object_map[self._on_chief]
         return resources  # type: ignore[no-any-return]
 

@@ -80,6 +80,34 @@ def test_an_optimizer_that_updates_a_part_of_a_model_that_is_not_built_continues
     assert whole[1][4] == 4  # Updates: one for each epoch.
 
 
+class WithoutCall(Part):
+    """The same whose `train_step` calls the layers: the model itself has no `call`, and Keras cannot build it."""
+
+    call = keras.Model.call
+
+    def __init__(self):
+        super().__init__()
+        self.first.build((None, 3))
+        self.second.build((None, 2))
+
+    def __call__(self, x):
+        return self.second(self.first(x))
+
+
+def test_a_model_without_call_continues(process):
+    def program(killed_at=99):
+        keras.utils.set_random_seed(5)
+        model = WithoutCall()
+        model.compile(keras.optimizers.Adam(0.01))
+        model.fit(X, Y, epochs=3, verbose=0, callbacks=[KillAt(killed_at)])
+        return states(model)
+
+    whole = process(program)
+    assert process(lambda: program(1)) is None
+    assert process(program) == whole
+    assert whole[4] == 3  # Updates: one for each epoch.
+
+
 ADAM = keras.optimizers.Adam
 
 

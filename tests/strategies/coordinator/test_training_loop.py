@@ -49,6 +49,10 @@ class Executions:
     def wait_until_idle(self):
         pass
 
+    def wait_for(self, owner, seconds):
+        del owner
+        return seconds > 0
+
 
 class Steps:
     """Steps of one batch each. Keras gets logs after every second."""
@@ -162,6 +166,22 @@ def test_an_epoch_that_was_interrupted_ends_and_frees_its_loop_when_the_next_fit
     assert during(lambda: make.loop()(Batches(2))) == 1
     assert freed() is None and not make.executions.pending(batches)
     assert steps.logs.logs == 2  # The step that was in flight counts.
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_an_epoch_ends_when_an_exception_leaves_its_fit_if_its_steps_finish_in_time(make, seconds):
+    train, test, batches = make.loop(), make.loop(), Batches(6)
+
+    def fit():
+        train(batches)
+        interrupted(test, Batches(4))
+        make.epochs.leave_interrupted(seconds)
+        assert (make.epochs.of(test) is None) == (seconds > 0) and make.epochs.of(train) is not None
+        return train(batches)
+
+    assert during(fit) == 3
+    assert make.epochs.end_interrupted()  # Models may be gone.
+    assert not make.epochs.end_interrupted()
 
 
 def test_an_interrupted_epoch_within_another_one_ends_without_it(make):

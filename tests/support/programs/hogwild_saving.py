@@ -82,6 +82,7 @@ SECOND = [(1, 2), (0, 3), (0, 2), (1, 3), (1, 3), (0, 3), (1, 2), (0, 2), (0, 2)
 def save():
     model = made()
     steps(model, FIRST)
+    tf.saved_model.save(model, "saved_model")  # Nothing has read the values before.
     model.save_weights("two.weights.h5")
     model.save("two.keras")
     path = tf.train.Checkpoint(model=model).save("checkpoints/two")

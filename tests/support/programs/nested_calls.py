@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 import threading
+import time
 
 import keras
 import numpy as np
@@ -109,6 +110,32 @@ def in_threads(strategy):
     return [*said, at.batches]
 
 
+class Slow(keras.layers.Layer):
+    """Returns its input after about 0.1 s."""
+
+    def call(self, x):
+        matrix = tf.random.stateless_uniform((500, 500), [1, 2])
+        matrix = tf.while_loop(lambda i, m: i < 20, lambda i, m: (i + 1, tf.matmul(m, m) / 500.0), [tf.constant(0), matrix])[1]
+        return x + 0.0 * tf.reduce_sum(tf.stop_gradient(tf.minimum(matrix, 1.0)))
+
+
+def after_an_exception(strategy):
+    """Returns how far weights and count of steps are, a second later, from what the program sets after an error in `fit`."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), Slow(), keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile("sgd", "mse")
+    model.fit(X[:16], Y[:16], batch_size=8, verbose=0)
+    weights = model.get_weights()
+    try:
+        model.fit(X, Y, batch_size=8, verbose=0, callbacks=[At(3, lambda model: 1 / 0)])
+    except ZeroDivisionError:
+        model.set_weights(weights)
+    iterations = int(model.optimizer.iterations.numpy())
+    time.sleep(1.0)
+    changed = [float(abs(new - old).max()) for new, old in zip(model.get_weights(), weights, strict=True)]
+    return [*changed, int(model.optimizer.iterations.numpy()) - iterations]
+
+
 def own_calls(strategy):
     """Returns what calls inside `fit` find that count in the metrics of that `fit`, or train the same model."""
     high = Y + np.repeat([100.0, 0.0], [len(Y) // 4, len(Y) - len(Y) // 4])[:, None]  # The first quarter has a loss of 10000.
@@ -127,6 +154,7 @@ def own_calls(strategy):
         "fits": fits,
         "scores": scores(strategy),
         "threads": in_threads(strategy),
+        "after an exception": after_an_exception(strategy),
     }
 
 
