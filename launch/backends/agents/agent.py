@@ -9,6 +9,7 @@ import dataclasses
 import os
 import select
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -294,6 +295,8 @@ def _check(hello: dict[str, Any]) -> None:
 def main(hello: dict[str, Any]) -> NoReturn:
     """Runs the agent for the job that the launcher's first line describes."""
     launcher = _Launcher(hello["silence"])
+    if "SLURM_JOB_ID" in os.environ:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # The launcher gets it, too, and ends the tasks in order.
     folder = Path(tempfile.mkdtemp(prefix="tfdist-agent-"))
     code = 1
     try:
