@@ -24,7 +24,7 @@ from tfdist.dialects import read
 from tfdist.errors import ClusterError, Source
 from tfdist.launch.backends.agents.frames import BEAT_SECONDS, BESIDE_REPORT, START, STOPPED_SECONDS, Decoder, encode
 from tfdist.launch.backends.local.backend import LocalTasks, plan
-from tfdist.launch.backends.local.ports import is_free
+from tfdist.launch.backends.local.ports import is_free, is_local
 from tfdist.launch.jobs.events import Event, Exited, Listening, Lost, Memory, NotStarted, Output, Ready, Started, Stopped, Used
 from tfdist.launch.jobs.job import Job, JobFiles, Program
 from tfdist.version import __version__
@@ -119,6 +119,9 @@ class _Agent:
             folder=hello["folder"],
             verbose=hello["verbose"],
         )
+        own = [task for task in job.cluster.tasks if task.name in mine and hello["may_have_moved"]]
+        if (moved := next((task for task in own if not is_local(task.host)), None)) is not None:
+            raise ClusterError(f"{moved.name} belongs to the node {moved.host}, and its room is on another one now")
         planned = plan(job, lambda task: task.name in mine)
         if planned.refusal is not None:
             raise planned.refusal

@@ -79,7 +79,8 @@ class RemoteTasks:
             command: returns the command line that starts the agent on a host (`BOOTSTRAP`), with its standard input and output.
             folder: the working folder on the hosts.
             silence: seconds without a word after which a connection is lost.
-            hosts: the tasks of each agent, by the name that `command` gets. Default: an agent for each host.
+            hosts: the tasks of each agent, by the name that `command` gets, where a system chooses the hosts. One that
+                is started again may get another host; a lost one does not come back. Default: an agent for each host.
             popen: starts the command; called like `subprocess.Popen`.
         """
         self._plan = plan
@@ -195,6 +196,7 @@ class RemoteTasks:
             "verbose": job.verbose,
             "silence": self._silence,
             "port_seconds": self._port_seconds(host),
+            "may_have_moved": self._has_own_names and self._is_ready,
         }
         command = self._command(host if self._has_own_names else self._shown(host))
         link = Link(host, command, first_line, self._log_dir / f"agent-{host.replace(':', '_')}.log", self._popen)
@@ -288,7 +290,7 @@ class RemoteTasks:
         for name in sorted(self._running):
             if self._host_of[name] == host:
                 self._running.discard(name)
-                self._events.append(Unreachable(name, -signal.SIGKILL, time.time(), why, had_started))
+                self._events.append(Unreachable(name, -signal.SIGKILL, time.time(), why, had_started or self._has_own_names))
 
     def _shown(self, host: str) -> str:
         """Returns the name of a host as the user wrote it: names in a configuration of ssh may have capitals."""

@@ -236,6 +236,31 @@ def test_a_task_that_is_started_again_waits_for_its_port_until_the_agent_that_wa
         tasks.close()
 
 
+def test_a_task_whose_room_is_on_another_node_when_it_is_started_again_is_refused(tmp_path):
+    (tmp_path / "x.py").write_text(SERVES)
+    cluster = Cluster((Task("worker", 0, "192.0.2.1", 1),))  # Not an address of this machine, where the second agent runs.
+    agent_command = [sys.executable, str(PROGRAMS / "quick_agent.py"), "-c", BOOTSTRAP]
+    hello = {"version": __version__, "address": "", "unknown_hosts": [], "warnings": [], "ports": {"worker:0": 4000}}
+    says = START + encode({"hello": hello}) + encode({"ready": True})
+    commands = iter(
+        [[sys.executable, "-c", f"import os; os.write(1, {says!r}); os.read(0, 1); os.read(0, 99999)"], agent_command]
+    )
+    plan, hosts = Plan(Job(cluster, choose(cluster), Program(script="x.py"))), {"worker:0": list(cluster.tasks)}
+    tasks = RemoteTasks(plan, JobFiles(tmp_path), lambda name: next(commands), str(tmp_path), hosts=hosts)
+    try:
+        tasks.start(cluster.tasks[0], {}, None, False)
+        causes, deadline = [], time.monotonic() + 40
+        while len(causes) < 2:
+            assert time.monotonic() < deadline, causes
+            lost = [event.cause for event in tasks.poll(0.1) if isinstance(event, Unreachable)]
+            causes += lost
+            if len(causes) == 1 and lost:
+                tasks.start(cluster.tasks[0], {}, None, False)
+        assert causes[1].endswith("worker:0 belongs to the node 192.0.2.1, and its room is on another one now")
+    finally:
+        tasks.close()
+
+
 def test_a_host_that_cannot_be_connected_to_for_want_of_files_is_a_task_that_cannot_be_started(tmp_path):
     cluster = Cluster((Task("worker", 0, "h1", 1), Task("worker", 1, "h2", 2)))
     started = []
