@@ -50,7 +50,12 @@ class Unreachable(Exited):
     """The connection to a task is gone, and the task with it; `note` says why, as the second half of a sentence.
 
     `code` is -SIGKILL: that is how such a task ends.
+
+    Attributes:
+        had_started: whether the process had been started. False: a new connection could not be made, or not used.
     """
+
+    had_started: bool = True
 
     @property
     def cause(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from tfdist.cluster import Task
-from tfdist.launch.jobs.events import Exited, Stopped
+from tfdist.launch.jobs.events import Exited, Stopped, Unreachable
 
 MAX_RESTARTS = 3
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1.0, 60.0
@@ -52,6 +52,7 @@ class _Restartable:
     started_at: float = 0.0
     restart_at: float | None = None
     cause: str = ""
+    unreached: int = 0  # Attempts, one after the other, that have not reached its host.
     ended: bool = False
     stopped_seconds: float | None = None  # None while it runs.
 
@@ -134,6 +135,12 @@ class Restarts:
         if seconds >= self._window:
             each.used = 0
         each.quick = 0 if is_steady(seconds, self._window) else each.quick + 1
+        if self._is_out_of_reach(event):
+            # Its host may be back in some minutes, and nobody waits for it: that costs no restart.
+            each.unreached += 1
+            each.used, each.restarts, each.quick = each.used - 1, each.restarts - 1, each.unreached
+        else:
+            each.unreached = 0
         if event.code == 0 or self._over or each.used >= each.limit:
             each.ended = True
             if event.code and not self._over:
@@ -146,6 +153,13 @@ class Restarts:
             return
         each.restart_at = time.monotonic() + delay_after(each.quick)
         each.cause = event.cause
+
+    def _is_out_of_reach(self, event: Exited) -> bool:
+        """Returns whether a task could not be started because its host is not reached, and the others train without it."""
+        each = self._all[event.task]
+        is_unreached = isinstance(event, Unreachable) and not event.had_started and each.restarts > 0
+        others = [name for name in self.running if name != event.task]
+        return is_unreached and not self._over and not each.is_awaited and self._can_continue(others)
 
     def set_aside(self, name: str) -> None:
         """Ends the restarts of a task that is not wanted for now; ignores other tasks."""
@@ -181,7 +195,10 @@ class Restarts:
                 each.started_at = now
                 # Said only now: a task that ended because the chief's program failed did not end early.
                 meanwhile = "the training waits for it" if each.is_awaited else self._meanwhile
-                self._say(f"{name} ended early: {each.cause}; {meanwhile}, and the task is restarted")
+                if not each.unreached:
+                    self._say(f"{name} ended early: {each.cause}; {meanwhile}, and the task is restarted")
+                elif each.unreached.bit_count() == 1:  # The first, second, 4th, 8th time.
+                    self._say(f"{name}: {each.cause}; {meanwhile}, and its host is tried again, at least once a minute")
                 self._start(each.task)
             if each.stopped_seconds is not None:
                 each.stopped_seconds += passed

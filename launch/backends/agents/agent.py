@@ -9,6 +9,7 @@ import dataclasses
 import os
 import select
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -21,17 +22,16 @@ from tfdist.choice import Choice
 from tfdist.cluster import Cluster
 from tfdist.dialects import read
 from tfdist.errors import ClusterError, Source
-from tfdist.launch.backends.agents.frames import BEAT_SECONDS, BESIDE_REPORT, START, Decoder, encode
+from tfdist.launch.backends.agents.frames import BEAT_SECONDS, BESIDE_REPORT, START, STOPPED_SECONDS, Decoder, encode
 from tfdist.launch.backends.local.backend import LocalTasks, plan
+from tfdist.launch.backends.local.ports import is_free, is_local
 from tfdist.launch.jobs.events import Event, Exited, Listening, Lost, Memory, NotStarted, Output, Ready, Started, Stopped, Used
 from tfdist.launch.jobs.job import Job, JobFiles, Program
 from tfdist.version import __version__
 
 POLL_SECONDS = 0.5
+PORT_POLL_SECONDS = 0.2
 RESOLVE_SECONDS = 5.0
-
-STOPPED_SECONDS = 2.0
-"""How much longer than the silence after which the launcher takes it for lost an agent may be stopped before it is killed."""
 
 
 class _Ended(Exception):
@@ -105,6 +105,7 @@ class _Agent:
         self._reporter = ""
         self._sent_at: dict[str, int] = {}
         self._has_room = True
+        self._heard: list[dict[str, Any]] = []  # What the launcher has said before this agent could obey.
         cluster = _cluster(hello["cluster"])
         open_ports = set(hello["open_ports"])
         opened = (dataclasses.replace(task, port=None) if task.name in open_ports else task for task in cluster.tasks)
@@ -118,11 +119,15 @@ class _Agent:
             folder=hello["folder"],
             verbose=hello["verbose"],
         )
+        own = [task for task in job.cluster.tasks if task.name in mine and hello["may_have_moved"]]
+        if (moved := next((task for task in own if not is_local(task.host)), None)) is not None:
+            raise ClusterError(f"{moved.name} belongs to the node {moved.host}, and its room is on another one now")
         planned = plan(job, lambda task: task.name in mine)
         if planned.refusal is not None:
             raise planned.refusal
         (folder / "log").mkdir()
         listening = {task.name for task in cluster.training_tasks if task.name in mine}
+        self._await_ports(job.cluster, mine, hello["port_seconds"])
         files, longest_stop = JobFiles(folder / "log", folder), hello["silence"] + STOPPED_SECONDS
         self._tasks = LocalTasks(planned, files, listening, adopt=True, longest_stop=longest_stop)
         self._tasks.also_wait_for(launcher)
@@ -138,11 +143,23 @@ class _Agent:
             }
         )
 
+    def _await_ports(self, cluster: Cluster, mine: set[str], seconds: float) -> None:
+        """Waits for the ports that an earlier agent of this host may still hold: it ends after the launcher has lost it."""
+        taken = {task.port for task in cluster.tasks if task.name in mine and task.port is not None}
+        deadline = time.monotonic() + seconds
+        while (taken := {port for port in taken if not is_free(port)}) and time.monotonic() < deadline:
+            select.select([self._launcher], [], [], PORT_POLL_SECONDS)
+            self._heard += self._launcher.hear()
+            if any("end" in message for message in self._heard):
+                raise _Ended
+            self._launcher.beat()
+
     def serve(self) -> None:
         """Serves until the launcher wants the end or is gone."""
         try:
             while True:
-                for message in self._launcher.hear():
+                heard, self._heard = [*self._heard, *self._launcher.hear()], []
+                for message in heard:
                     self._obey(message)
                 for event in self._tasks.poll(POLL_SECONDS, output=self._has_room):
                     self._pass_on(event)
@@ -281,6 +298,8 @@ def _check(hello: dict[str, Any]) -> None:
 def main(hello: dict[str, Any]) -> NoReturn:
     """Runs the agent for the job that the launcher's first line describes."""
     launcher = _Launcher(hello["silence"])
+    if "SLURM_JOB_ID" in os.environ:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # The launcher gets it, too, and ends the tasks in order.
     folder = Path(tempfile.mkdtemp(prefix="tfdist-agent-"))
     code = 1
     try:

@@ -27,6 +27,9 @@ BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 20.0
 """A side that hears nothing from the other for this long takes the connection for lost (for ssh: `--ssh_silence`)."""
 
+STOPPED_SECONDS = 2.0
+"""How much longer than the silence after which the launcher takes it for lost an agent may be stopped before it is killed."""
+
 BESIDE_REPORT = {"progress": SUFFIX, "steps": STEPS_SUFFIX}
 """What a task writes beside its report while it runs, as messages name it, and the ends of the names of the files."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import tfdist
 from tfdist.cluster import Cluster, Task
-from tfdist.launch.backends.agents.frames import BESIDE_REPORT, SILENCE_SECONDS
+from tfdist.launch.backends.agents.frames import BESIDE_REPORT, SILENCE_SECONDS, STOPPED_SECONDS
 from tfdist.launch.backends.agents.link import Link
 from tfdist.launch.backends.interface import Plan
 from tfdist.launch.jobs.events import (
@@ -42,6 +42,9 @@ BUFFERED_BYTES = 1 << 20
 
 SENT_PREFIXES = ("TF_", "TFDIST_", "KERAS_", "XLA_", "NCCL_", "GRPC_", "OMP_", "PYTHON")
 """Variables of the launcher that the tasks get; `--env` adds others."""
+
+_left_at: dict[str, float] = {}
+"""When this process lost the connection to an agent that was not told to end, by host."""
 
 NOT_SENT = {"TF_CONFIG", "TFDIST_STATE_DIR", "PYTHONHOME"}
 
@@ -76,7 +79,8 @@ class RemoteTasks:
             command: returns the command line that starts the agent on a host (`BOOTSTRAP`), with its standard input and output.
             folder: the working folder on the hosts.
             silence: seconds without a word after which a connection is lost.
-            hosts: the tasks of each agent, by the name that `command` gets. Default: an agent for each host.
+            hosts: the tasks of each agent, by the name that `command` gets, where a system chooses the hosts. One that
+                is started again may get another host; a lost one does not come back. Default: an agent for each host.
             popen: starts the command; called like `subprocess.Popen`.
         """
         self._plan = plan
@@ -98,6 +102,7 @@ class RemoteTasks:
         self._output: list[Output] = []
         self._has_room = True
         self._is_ready = False
+        self._is_closing = False
         self._selector = selectors.DefaultSelector()
         self._links: dict[str, Link] = {}
         try:
@@ -159,6 +164,7 @@ class RemoteTasks:
 
     def close(self) -> list[Event]:
         """See `TaskRunner`."""
+        self._is_closing = True
         for link in self._links.values():
             link.say({"end": True})
         deadline = time.monotonic() + CLOSE_SECONDS
@@ -166,6 +172,7 @@ class RemoteTasks:
         while self._links and time.monotonic() < deadline:
             last += self.poll(0.1)
         for host in list(self._links):
+            _left_at[self._shown(host)] = time.monotonic()
             self._drop(host)
         self._selector.close()
         return [event for event in last if isinstance(event, Output)]
@@ -188,11 +195,19 @@ class RemoteTasks:
             "folder": self._folder,
             "verbose": job.verbose,
             "silence": self._silence,
+            "port_seconds": self._port_seconds(host),
+            "may_have_moved": self._has_own_names and self._is_ready,
         }
         command = self._command(host if self._has_own_names else self._shown(host))
         link = Link(host, command, first_line, self._log_dir / f"agent-{host.replace(':', '_')}.log", self._popen)
         self._links[host] = link
         self._selector.register(link, selectors.EVENT_READ)
+
+    def _port_seconds(self, host: str) -> float:
+        """Returns how long an earlier agent of this host, whose connection was lost, may still hold the ports of its tasks."""
+        if (lost_at := _left_at.get(self._shown(host))) is None:
+            return 0.0
+        return max(0.0, lost_at + self._silence + STOPPED_SECONDS + CLOSE_SECONDS - time.monotonic())
 
     def _handle(self, host: str, message: dict[str, Any], data: bytes) -> None:
         if "output" in message:
@@ -264,14 +279,18 @@ class RemoteTasks:
     def _lose(self, host: str) -> None:
         """Reports what a lost connection means: before the start of the tasks, the end of the job."""
         reason = self._links[host].lost
+        had_started = host in self._ready
+        if host in self._hellos and not self._is_closing:
+            _left_at[self._shown(host)] = time.monotonic()
         self._drop(host)
         if not self._is_ready:
             self._events.append(Lost(f"{self._shown(host)} cannot be used: {reason}"))
             return
+        why = f"{self._shown(host)}: {reason}"
         for name in sorted(self._running):
             if self._host_of[name] == host:
                 self._running.discard(name)
-                self._events.append(Unreachable(name, -signal.SIGKILL, time.time(), f"{self._shown(host)}: {reason}"))
+                self._events.append(Unreachable(name, -signal.SIGKILL, time.time(), why, had_started or self._has_own_names))
 
     def _shown(self, host: str) -> str:
         """Returns the name of a host as the user wrote it: names in a configuration of ssh may have capitals."""

@@ -9,8 +9,9 @@ owner closes the socket or dies, the fork server ends every task and itself, and
 owner, if a signal has stopped the owner for SECONDS: its launcher has then taken this agent for lost. With 0 seconds it does
 not: who stops the launcher itself wants to go on later.
 
-    owner -> server   {"start": NAME}   with three descriptors: a file with {"env": {...}, "cwd": DIR, "program": {...}},
-                                        standard output, standard error
+    owner -> server   {"start": NAME, "hold": BOOL}   with three descriptors: a file with {"env": {...}, "cwd": DIR,
+                                        "program": {...}}, standard output, standard error. With "hold" only a SIGTERM of the
+                                        fork server ends the task, unless its program has a handler
                       {"signal": NUMBER, "tasks": [NAME, ...]}
                       {"clear": true}   ends every task; answered by "cleared"
                       {"remove": [FOLDER, ...]}   begins another job, with these folders; answered by "ready"
@@ -23,6 +24,7 @@ not: who stops the launcher itself wants to go on later.
 import gc
 import importlib
 import json
+import mmap
 import os
 import selectors
 import shutil
@@ -88,6 +90,7 @@ class ForkServer:
         self._groups: dict[str, int] = {}  # Task name -> the process group of its latest process.
         self._killed: set[int] = set()  # Processes that were killed for the owner.
         self._asked: set[int] = set()  # Processes that got SIGTERM.
+        self._holds: dict[int, mmap.mmap] = {}  # Memory shared with each process that holds SIGTERM back: a byte, 1 at its end.
         self._memory_kills = memory_kills.count()
 
     def serve(self) -> Callable[[], None] | None:
@@ -168,6 +171,7 @@ class ForkServer:
         try:
             if len(descriptors) < 3:  # The kernel passes on as many as this process may open.
                 raise OSError(f"only {len(descriptors)} of its 3 files could be opened (ulimit -n)")
+            hold = mmap.mmap(-1, 1) if message["hold"] else None
             pid = os.fork()
         except OSError as error:
             self._report({"not_started": name, "reason": str(error)})
@@ -175,6 +179,8 @@ class ForkServer:
         if pid:
             if pid > 0:
                 self._running[pid] = name
+                if hold is not None:
+                    self._holds[pid] = hold
                 self._groups[name] = pid
                 self._report({"started": name, "pid": pid})
             for descriptor in descriptors:
@@ -187,6 +193,8 @@ class ForkServer:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
+        if hold is not None:
+            _hold_back(hold)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self._owner.close()
         with os.fdopen(descriptors[0], encoding="utf-8") as file:
@@ -211,6 +219,7 @@ class ForkServer:
             if pid in self._asked:
                 self._asked.remove(pid)
                 asked.add(pid)
+            self._holds.pop(pid, None)
             name = self._running.pop(pid, None)  # None: a process that a task left behind.
             if name is not None:
                 code = os.waitstatus_to_exitcode(status)
@@ -240,6 +249,8 @@ class ForkServer:
         is_request = number == signal.SIGTERM and pid not in self._asked
         if number == signal.SIGTERM:
             self._asked.add(pid)
+            if pid in self._holds:
+                self._holds[pid][0] = 1
         elif number == signal.SIGKILL:
             self._killed.add(pid)
         if is_request or number in FOR_THE_PROGRAM:
@@ -258,6 +269,22 @@ class ForkServer:
             kill_group(pid, signal.SIGKILL)
         # Also the processes that the tasks left behind, even in a session that they created.
         end_children(spared=set(), reap=self._reap)
+
+
+def _hold_back(hold: mmap.mmap) -> None:
+    """Makes SIGTERM end this process only if the byte is 1. Processes that it starts are not concerned."""
+
+    def handle(number: int, frame: object) -> None:
+        if hold[0]:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+
+    def restore() -> None:
+        if signal.getsignal(signal.SIGTERM) is handle:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, handle)
+    os.register_at_fork(after_in_child=restore)
 
 
 def _descriptor_of(pid: int) -> int | None:

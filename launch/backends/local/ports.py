@@ -84,6 +84,16 @@ def _bind_exclusively(held: socket.socket, port: int) -> None:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # Else another launcher could do the same.
 
 
+def is_free(port: int) -> bool:
+    """Returns whether nobody has bound a port of this machine, so that `HeldPorts` can hold it."""
+    with socket.socket() as probe:
+        try:
+            _bind_exclusively(probe, port)
+        except OSError:
+            return False
+    return True
+
+
 def names_this_machine(host: str | None) -> bool:
     """Returns whether `host` is None, a loopback name or the machine's name. Asks no name server, unlike `is_local`."""
     return host is None or host.lower() in (*LOCAL_HOSTS, socket.gethostname().lower())

@@ -65,6 +65,8 @@ class LocalProcesses:
             longest_stop: seconds after which this process is killed, with the tasks, if a signal has stopped it; 0: never.
         """
         self.plan = plan
+        # Slurm sends SIGTERM to all processes of a job. The task that saves needs the others; the launcher ends them after it.
+        self._holds = "SLURM_JOB_ID" in os.environ
         self._spared: set[int] | None = None
         if adopt:
             become_subreaper()
@@ -136,13 +138,14 @@ class LocalProcesses:
         description = {STARTED_VARIABLE: "1", "TF_CONFIG": json.dumps(job.cluster.tf_config(task.job, task.index))}
         variables = {**self.plan.environment.get(task.name, {}), **job.environment, **description, **(environment or {})}
         message = {"env": variables, "cwd": job.folder, "program": dataclasses.asdict(job.program)}
+        request = {"start": task.name, "hold": self._holds and not variables.get("TFDIST_REPORT")}
         # In a file: TF_CONFIG of a large cluster and long argument lists exceed the limit of a message on a socket.
         with os.fdopen(os.memfd_create(task.name), "w", encoding="utf-8", errors="surrogateescape") as file:
             json.dump(message, file)
             file.flush()
             file.seek(0)
             try:
-                socket.send_fds(self._socket, [json.dumps({"start": task.name}).encode()], [file.fileno(), output, output])
+                socket.send_fds(self._socket, [json.dumps(request).encode()], [file.fileno(), output, output])
             except (BrokenPipeError, ConnectionError):
                 pass  # The fork server is gone; `read` returns Lost.
             except BlockingIOError as error:

@@ -3,13 +3,14 @@
 import dataclasses
 import errno
 import os
+import signal
 import subprocess
 import sys
 import time
 from types import SimpleNamespace
 
 import pytest
-from support_paths import CHECKOUT
+from support_paths import CHECKOUT, PROGRAMS
 
 from tfdist import Cluster, Task
 from tfdist.choice import choose
@@ -20,7 +21,7 @@ from tfdist.launch.backends.agents.frames import BOOTSTRAP, START, Decoder, enco
 from tfdist.launch.backends.agents.link import Link
 from tfdist.launch.backends.agents.remote_tasks import RemoteTasks
 from tfdist.launch.backends.interface import Plan
-from tfdist.launch.jobs.events import Memory, Ready, Started, Used
+from tfdist.launch.jobs.events import Memory, Ready, Started, Unreachable, Used
 from tfdist.launch.jobs.job import Job, JobFiles, Program
 from tfdist.launch.jobs.progress import Progress, read
 from tfdist.planner.use import Use
@@ -187,6 +188,76 @@ def test_process_id_memory_use_and_progress_of_a_remote_task_arrive_here(tmp_pat
     finally:
         for link_ in tasks._links.values():
             link_._process.kill()
+        tasks.close()
+
+
+SERVES = """
+import json, os, socket, time
+address = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"][0]
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+listener.bind(("", int(address.rpartition(":")[2])))
+listener.listen()
+time.sleep(600)
+"""
+
+
+def test_a_task_that_is_started_again_waits_for_its_port_until_the_agent_that_was_lost_has_ended(tmp_path):
+    (tmp_path / "x.py").write_text(SERVES)
+    cluster = Cluster((Task("worker", 0, "h1"),)).addressed()
+    plan = Plan(Job(cluster, choose(cluster), Program(script="x.py")), open_ports=frozenset({"worker:0"}))
+    # As behind ssh, the launcher is not the parent of the agent.
+    words = [
+        "sh",
+        "-c",
+        f'exec 3<&0; "$@" <&3 & echo $! > {tmp_path}/pid; wait',
+        "sh",
+        sys.executable,
+        str(PROGRAMS / "quick_agent.py"),
+    ]
+    tasks = RemoteTasks(plan, JobFiles(tmp_path), lambda host: [*words, "-c", BOOTSTRAP], str(tmp_path), silence=3.0)
+
+    def wait_for(kind):
+        deadline, events = time.monotonic() + 40, []
+        while not any(isinstance(event, kind) for event in events):
+            assert time.monotonic() < deadline, events
+            events += [event for event in tasks.poll(0.1) if not isinstance(event, Memory | Used)]
+        return events
+
+    try:
+        wait_for(Ready)
+        tasks.start(cluster.tasks[0], {}, None, False)
+        wait_for(Started)
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGSTOP)  # It ends 2 s after the launcher has given it up.
+        wait_for(Unreachable)
+        tasks.start(cluster.tasks[0], {}, None, False)
+        assert not any(isinstance(event, Unreachable) for event in wait_for(Started))
+    finally:
+        tasks.close()
+
+
+def test_a_task_whose_room_is_on_another_node_when_it_is_started_again_is_refused(tmp_path):
+    (tmp_path / "x.py").write_text(SERVES)
+    cluster = Cluster((Task("worker", 0, "192.0.2.1", 1),))  # Not an address of this machine, where the second agent runs.
+    agent_command = [sys.executable, str(PROGRAMS / "quick_agent.py"), "-c", BOOTSTRAP]
+    hello = {"version": __version__, "address": "", "unknown_hosts": [], "warnings": [], "ports": {"worker:0": 4000}}
+    says = START + encode({"hello": hello}) + encode({"ready": True})
+    commands = iter(
+        [[sys.executable, "-c", f"import os; os.write(1, {says!r}); os.read(0, 1); os.read(0, 99999)"], agent_command]
+    )
+    plan, hosts = Plan(Job(cluster, choose(cluster), Program(script="x.py"))), {"worker:0": list(cluster.tasks)}
+    tasks = RemoteTasks(plan, JobFiles(tmp_path), lambda name: next(commands), str(tmp_path), hosts=hosts)
+    try:
+        tasks.start(cluster.tasks[0], {}, None, False)
+        causes, deadline = [], time.monotonic() + 40
+        while len(causes) < 2:
+            assert time.monotonic() < deadline, causes
+            lost = [event.cause for event in tasks.poll(0.1) if isinstance(event, Unreachable)]
+            causes += lost
+            if len(causes) == 1 and lost:
+                tasks.start(cluster.tasks[0], {}, None, False)
+        assert causes[1].endswith("worker:0 belongs to the node 192.0.2.1, and its room is on another one now")
+    finally:
         tasks.close()
 
 

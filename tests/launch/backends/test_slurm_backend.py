@@ -156,7 +156,7 @@ def cluster(tmp_path_factory):
             command = [sys.executable, "-m", "tfdist", *words]
             return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
 
-        run.folder = folder
+        run.folder, run.environ = folder, environ
         yield run
         subprocess.run(["scancel", "--full", "--user=root"], env=environ, check=False)
 
@@ -217,6 +217,48 @@ def test_a_batch_job_is_asked_and_ended_from_elsewhere_also_one_that_waits(clust
     assert cluster("status", handle).returncode == 1
     assert "tfdist: ended by SIGTERM" in cluster("logs", "-f", handle).stdout
     assert not any("geheim" in line for line in _environments_of("program.py"))
+
+
+SAVES = """
+import json, os, pathlib, signal, socket, sys, time
+config = json.loads(os.environ["TF_CONFIG"])
+me = config["task"]
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+listener.bind(("", int(config["cluster"][me["type"]][me["index"]].rpartition(":")[2])))
+listener.listen()
+def save(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(1)
+    for pid in pids: os.kill(pid, 0)
+    print("saved with the others", flush=True)
+    os._exit(143)
+if me["type"] == "chief":
+    signal.signal(signal.SIGTERM, save)
+    files = [pathlib.Path(f"pid-{name}") for name in ("worker-0", "worker-1", "ps-0")]
+    while not all(file.exists() and file.read_text() for file in files): time.sleep(0.05)
+    pids = [int(file.read_text()) for file in files]
+    print("ready", flush=True)
+else:
+    pathlib.Path(f"pid-{me['type']}-{me['index']}").write_text(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+@pytest.mark.cluster
+@needs("slurm")
+def test_when_slurm_ends_a_job_its_chief_saves_before_the_others_end(cluster):
+    (cluster.folder / "saves.py").write_text(SAVES)
+    words = [word if word != '{"worker": 3}' else '{"chief": 1, "worker": 2, "ps": 1}' for word in BATCH]
+    handle = cluster(*words, "--detach", "saves.py").stdout.strip()
+    deadline = time.monotonic() + 60
+    while "| ready" not in (logs := cluster("logs", handle).stdout):
+        assert time.monotonic() < deadline, logs
+        time.sleep(0.5)
+    # As an administrator or a preemption ends it: SIGTERM to all of its processes at once.
+    subprocess.run(["scancel", handle.rpartition("/")[2]], env=cluster.environ, check=True, timeout=60)
+    logs = cluster("logs", "-f", handle).stdout
+    assert "| saved with the others" in logs and "tfdist: ended by SIGTERM" in logs
 
 
 def _environments_of(name):

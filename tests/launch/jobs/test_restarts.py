@@ -7,7 +7,7 @@ import pytest
 from tfdist.choice import choose, prepared
 from tfdist.cluster import Cluster, Task
 from tfdist.launch.jobs import restarts
-from tfdist.launch.jobs.events import Exited, Stopped
+from tfdist.launch.jobs.events import Exited, Stopped, Unreachable
 from tfdist.launch.jobs.job import Job, Program
 
 NAME = "worker:1"
@@ -46,6 +46,30 @@ def test_a_task_is_restarted_three_times_after_doubling_delays(watched):
     assert done.said[-1] == (
         f"{NAME} failed 4 times, most recently because it was killed by SIGKILL; the training continues without it"
     )
+
+
+def test_a_host_that_is_not_reached_costs_no_restart_where_others_train_on(watched, monkeypatch):
+    task, _, done, passes = watched
+    monkeypatch.setattr(task, "_can_continue", lambda running: True)
+    task.exited(Unreachable(NAME, -9, 0.0, "h1: gone"))
+    passes(1.2)
+    for _ in range(10):
+        task.exited(Unreachable(NAME, -9, 0.0, "h1: no route", had_started=False))
+        passes(61)
+    assert len(done.started) == 11 and task.counts == {NAME: 1}
+    assert done.said == [
+        f"{NAME} ended early: it cannot be reached any more: h1: gone; the training continues, and the task is restarted",
+        *[
+            f"{NAME}: it cannot be reached any more: h1: no route; the training continues, and its host is tried again, at least "
+            "once a minute"
+        ]
+        * 4,
+    ]
+    monkeypatch.setattr(task, "_can_continue", lambda running: NAME in running)
+    for _ in range(3):  # Without it nobody trains: the job fails soon.
+        task.exited(Unreachable(NAME, -9, 0.0, "h1: no route", had_started=False))
+        passes(61)
+    assert task.counts == {NAME: 3} and not task.can_continue
 
 
 def test_a_task_that_has_run_well_has_all_its_restarts_again(watched):
