@@ -3,7 +3,6 @@
 Each replacement of a method of Keras calls Keras' own method under any other strategy.
 """
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,12 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.calls.tensor_fusion import flatten, is_small, unflatten
-from tfdist.strategies.coordinator.critical_section import change_section
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.keras_hooks.optimizer import ELEMENTWISE
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.parameter_server import fused_adam, fused_reads
 from tfdist.strategies.parameter_server.placement import ServerExtended
+from tfdist.strategies.parameter_server.relative_assigns import Change
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.private_api import KerasVariable, in_stateless_scope, patches
 from tfdist.strategies.variable_base import shard_scope
@@ -115,13 +114,19 @@ def _update_averages(original: Callable[..., Any], optimizer: Any, trainable_var
     with extended.elementwise_updates(True):
         for variable, average in zip(trainable_variables, optimizer._model_variables_moving_average, strict=True):
             if optimizer.use_ema and average is not None:
-                momentum = tf.cast(begun * optimizer.ema_momentum, variable.dtype)
-                extended.update(average._value, _average, args=(variable._value, momentum, has_begun), group=False)
+                if has_begun:
+                    update, momentum = _average_of_groups, float(optimizer.ema_momentum)
+                else:
+                    update, momentum = _average, tf.cast(begun * optimizer.ema_momentum, variable.dtype)
+                extended.update(average._value, update, args=(variable._value, momentum), group=False)
 
 
-def _average(average: Any, variable: Any, momentum: Any, several_groups: bool) -> None:
-    with change_section(average, [momentum]) if several_groups else contextlib.nullcontext():
-        average.assign(momentum * average + (1 - momentum) * variable)
+def _average(average: Any, variable: Any, momentum: Any) -> None:
+    average.assign(momentum * average + (1 - momentum) * variable)
+
+
+def _average_of_groups(average: Any, variable: Any, momentum: float) -> None:
+    Change(momentum, tf.cast((1 - momentum) * variable, average.dtype)).apply(average)
 
 
 def _elementwise(original: Callable[..., Any], optimizer: Any, *args: Any) -> Any:

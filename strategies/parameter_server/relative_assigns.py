@@ -52,9 +52,29 @@ class Change:
         rest = self.rest if rest is None else rest
         if isinstance(self.coefficient, float) and self.coefficient == 1:
             return variable.assign_add(rest)
+        if isinstance(self.coefficient, float) and 0 < self.coefficient < 1 and rest.dtype.is_floating:
+            return _scaled_and_added(variable, self.coefficient, rest)
         rest, kept = tf.identity(rest), tf.cast(1 - self.coefficient, variable.dtype)
         with change_section(variable, [rest, kept]):
             return variable.assign_add(rest - kept * variable.value())
+
+
+def _scaled_and_added(variable: Any, coefficient: float, rest: Any) -> Any:
+    """Assigns coefficient * value + rest in one operation: a lock takes ten times as much processor time.
+
+    A proximal step without an L1 penalty computes (value - delta) / (1 + l2).
+    """
+    of_shard = getattr(variable, "handle_for_update", None)
+    one, zero = tf.ones([], rest.dtype), tf.zeros([], rest.dtype)
+    tf.raw_ops.ResourceApplyProximalGradientDescent(
+        var=variable.handle if of_shard is None else of_shard(),
+        alpha=one,
+        l1=zero,
+        l2=tf.constant(1 / coefficient - 1, rest.dtype),
+        delta=rest * tf.constant(-1 / coefficient, rest.dtype),
+        use_locking=True,
+    )
+    return variable
 
 
 def change_of(variable: Any, value: Any, aggregated: bool = True) -> Change | None:

@@ -80,13 +80,14 @@ def test_many_groups_at_the_same_time_keep_a_moving_average_stable():
     assert variable.numpy()[0] == pytest.approx(10, rel=1e-3)
 
 
-def test_groups_change_a_moving_average_one_after_the_other():
+@pytest.mark.parametrize("coefficient", [0.5, np.float32(0.5)])  # One operation on the ps, and several with a lock.
+def test_groups_change_a_moving_average_one_after_the_other(coefficient):
     # Large, so that the read of one group and the sum of another take long enough to mix.
     average = tf.Variable(tf.zeros([1_000_000]))
 
     @tf.function(autograph=False)
     def step():
-        change = lambda: tf.identity(Change(0.5, tf.constant([1.0])).apply(average)[0])  # noqa: E731
+        change = lambda: tf.identity(Change(coefficient, tf.ones([1_000_000])).apply(average)[0])  # noqa: E731
         change()  # Several in a step, as of a layer that is called twice.
         tf.cond(average[0] >= 0, change, lambda: 0.0)
         change()
