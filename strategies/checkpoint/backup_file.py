@@ -16,7 +16,7 @@ from typing import Any
 import h5py
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import generations, memory_file, model_states, strategy_state
+from tfdist.strategies.checkpoint import folder_lock, generations, memory_file, model_states, strategy_state
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief
 from tfdist.strategies.checkpoint.backup import Broadcast
 from tfdist.strategies.checkpoint.fit_start import FitStart
@@ -158,6 +158,7 @@ class BackupFile:
                 strategy_state.add(file, state)
         try:
             os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+            folder_lock.renew(os.path.dirname(self.path))
             self._keep_end(progress.fit)
             with atomic_path(self.path) as partial:
                 memory_file.copy_to(memory, partial)

@@ -1,12 +1,13 @@
 """Prevents two programs from using one folder at the same time: each would continue from, or evaluate, the other's weights."""
 
 import contextlib
+import errno
 import fcntl
 import functools
 import os
 import time
 
-from tfdist.errors import Source
+from tfdist.errors import ClusterError, Source
 from tfdist.strategies.checkpoint.environment import FOLDER
 
 WAIT_SECONDS = 5.0
@@ -58,6 +59,23 @@ def lock(
     os.register_at_fork(after_in_child=functools.partial(_close, descriptor))  # A child may outlive the program.
     _held[folder] = descriptor
     return descriptor
+
+
+def renew(folder: str) -> None:
+    """Locks a folder again that this program has locked, if it was removed and another one is in its place.
+
+    Raises:
+        OSError: if another program has locked that one.
+    """
+    held = _held.get(folder)
+    if held is None or os.path.samestat(os.fstat(held), os.stat(folder)):
+        return
+    del _held[folder]  # Its descriptor stays open: a child closes it by its number.
+    try:
+        lock(folder, 0.0)
+    except ClusterError as error:
+        _held[folder] = held
+        raise OSError(errno.EBUSY, "the folder was removed, and another program that runs now uses it", folder) from error
 
 
 def is_locked(folder: str, seconds: float = WAIT_SECONDS) -> bool:

@@ -154,10 +154,11 @@ class _Backups:
         if not difference:
             return number, skipped, True
         is_continued = not found[number].has_finished(skipped + 1)
+        continues = "continues, with the learning rate of the backup" if "learning_rate" in difference else "continues"
         _log.warning(
             "fit %d of %s differs from the one before the restart (%s), which %s: it %s",
             *(skipped + 1, model.name, difference),
-            *(("was not finished", "continues") if is_continued else ("was finished", "begins anew")),
+            *(("was not finished", continues) if is_continued else ("was finished", "begins anew")),
         )
         return number, skipped, is_continued
 

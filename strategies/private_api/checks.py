@@ -4,6 +4,7 @@ import ctypes
 import dis
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,10 +28,21 @@ def need(module: str, *path: str, since: str | None = None) -> Any:
     try:
         found: Any = importlib.import_module(module)
         for name in path:
-            found = getattr(found, name)
+            found = _member(found, name)
     except (ImportError, AttributeError) as cause:
         raise _unsupported(module, f"has no {'.'.join((module, *path))}, which tfdist needs") from cause
     return found
+
+
+def _member(owner: Any, name: str) -> Any:
+    """Returns what `from owner import name` does: after Ctrl-C in `import keras`, packages may lack their modules."""
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        full_name = f"{getattr(owner, '__name__', '')}.{name}"
+        if full_name not in sys.modules:
+            raise
+        return sys.modules[full_name]
 
 
 def need_function(owner: Any, name: str, parameters: str | None, use: str, *, since: str | None = None) -> Any:

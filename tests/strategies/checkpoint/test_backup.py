@@ -90,7 +90,8 @@ def test_a_damaged_backup_is_named_and_an_older_one_is_restored(tmp_path):
     assert not h5py.is_hdf5(latest)
 
 
-def test_a_changed_backup_gives_way_to_the_hidden_one_before_it(tmp_path, caplog):
+@pytest.mark.parametrize("damage", ["changed", "gone"])
+def test_a_damaged_backup_gives_way_to_the_hidden_one_before_it(tmp_path, caplog, damage):
     backup.install()
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
     model.compile("sgd", "mse")
@@ -102,10 +103,14 @@ def test_a_changed_backup_gives_way_to_the_hidden_one_before_it(tmp_path, caplog
     latest = tmp_path / "latest.weights.h5"
     content = latest.read_bytes()
     assert np.float32(1235.5).tobytes() in content
-    latest.write_bytes(content.replace(np.float32(1235.5).tobytes(), np.float32(1235.25).tobytes()))
+    if damage == "gone":
+        latest.unlink()
+    else:
+        latest.write_bytes(content.replace(np.float32(1235.5).tobytes(), np.float32(1235.25).tobytes()))
     callback.on_train_begin()
     assert model.get_weights()[0].item() == 1234.5 and model._initial_epoch == 1
-    assert f"{latest} was changed after it was written" in caplog.text
+    said = {"changed": "was changed after it was written", "gone": "cannot be read ([Errno 2] No such file"}[damage]
+    assert f"{latest} {said}" in caplog.text
 
 
 def test_a_restored_fit_sees_the_data_in_the_order_of_its_epochs_and_the_next_fit_begins_at_0(tmp_path):

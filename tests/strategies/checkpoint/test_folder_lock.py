@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tfdist.errors import ClusterError
-from tfdist.strategies.checkpoint.folder_lock import lock
+from tfdist.strategies.checkpoint.folder_lock import lock, renew
 
 
 def test_a_folder_that_another_program_uses_is_refused_and_free_when_that_has_ended(tmp_path):
@@ -20,6 +20,25 @@ def test_a_folder_that_another_program_uses_is_refused_and_free_when_that_has_en
     os.close(other)
     held = lock(folder, seconds=0.0)
     assert held is not None and lock(folder, seconds=0.0) == held
+
+
+def test_a_folder_that_was_removed_and_made_again_is_locked_again_unless_another_program_has_it(tmp_path):
+    folder = str(tmp_path / "backup")
+    lock(folder)
+    for is_taken in (False, True):
+        os.rename(folder, str(tmp_path / f"removed-{is_taken}"))
+        os.mkdir(folder)
+        other = os.open(folder, os.O_RDONLY)
+        if is_taken:
+            fcntl.flock(other, fcntl.LOCK_EX)
+            with pytest.raises(OSError, match="another program that runs now uses it"):
+                renew(folder)
+            fcntl.flock(other, fcntl.LOCK_UN)
+        renew(folder)
+        renew(folder)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(other)
 
 
 def test_a_child_of_a_program_does_not_keep_its_lock(tmp_path):

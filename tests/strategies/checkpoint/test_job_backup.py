@@ -225,7 +225,7 @@ def test_a_full_disk_leaves_the_backup_whole_and_the_training_goes_on(program, t
         assert program("interrupted", "epoch", data, killed_after=19) is None
         left = {path.name: path.read_bytes() for path in (tmp_path / "interrupted").iterdir()}
     finally:
-        subprocess.run(["umount", "interrupted"], cwd=tmp_path, check=True)
+        subprocess.run(["umount", "--lazy", "interrupted"], cwd=tmp_path, check=True)  # This process has it locked.
     assert left == {path.name: path.read_bytes() for path in (tmp_path / "copy").iterdir()}
     (tmp_path / "interrupted").rmdir()
     (tmp_path / "copy").rename(tmp_path / "interrupted")

@@ -140,6 +140,21 @@ def test_a_second_call_may_have_another_optimizer_than_the_first(process):
     assert process(program) == whole
 
 
+def test_the_learning_rate_of_the_backup_stays_and_a_warning_says_so(process, caplog):
+    def program(rate, killed_at=99):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)], name="net")
+        model.compile(keras.optimizers.SGD(rate), "mse")
+        model.fit(X, Y, epochs=2, verbose=0, callbacks=[KillAt(killed_at)])
+        return float(model.optimizer.learning_rate)
+
+    assert process(lambda: program(0.5, 1)) is None
+    assert process(lambda: program(0.25)) == 0.5
+    assert (
+        "fit 1 of net differs from the one before the restart (learning_rate was 0.5 and is 0.25), which was not finished: it "
+        "continues, with the learning rate of the backup" in caplog.text
+    )
+
+
 def test_the_backup_before_the_latest_is_used_if_the_latest_is_gone(process, tmp_path, caplog):
     program = trained(dense(1), ADAM)
     whole = process(program)

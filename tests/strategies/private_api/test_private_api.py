@@ -46,6 +46,10 @@ class TestNames:
     def test_a_name_that_is_there(self, keras_module):
         assert need("keras.fake", "Trainer") is keras_module.Trainer
 
+    def test_a_module_whose_package_was_imported_again_after_an_interrupt(self, keras_module, monkeypatch):
+        monkeypatch.setitem(sys.modules, "keras.fake.inner", inner := ModuleType("keras.fake.inner"))
+        assert not hasattr(keras_module, "inner") and need("keras.fake", "inner") is inner
+
     @pytest.mark.parametrize("path", [("keras.fake", "Renamed"), ("keras.fake", "Trainer", "train"), ("keras.moved",)])
     def test_a_renamed_one_is_named_with_the_version_that_has_it(self, keras_module, path):
         with pytest.raises(UnsupportedVersionError) as error:
