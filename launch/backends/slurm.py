@@ -27,6 +27,7 @@ from tfdist.launch.jobs import job_status
 from tfdist.launch.jobs.job import Job, JobFiles
 from tfdist.launch.jobs.job_status import JobStatus, State
 from tfdist.launch.jobs.settings import GRACE_SECONDS
+from tfdist.strategies.checkpoint.environment import FOLDER
 
 COMMAND_SECONDS = 60.0
 """How long a command of Slurm may take: a busy controller answers late."""
@@ -127,7 +128,8 @@ def plan_slurm(job: Job) -> Plan:
     words = [program.script] if program.script is not None else ["-m", str(program.module)]
     run = [sys.executable, *interpreter.options(), "-m", "tfdist", "run", "--backend=srun", "--nodefaults", *job.flags]
     state = f'--state_file="{_state_name("$SLURM_JOB_ID")}"'  # For `status`; the shell puts the number in.
-    run_script = f"exec {shlex.join(run)} {state} {shlex.join([*words, '--', *program.args])}"
+    first, backup = _own_backup(job)
+    run_script = f"{first}exec {shlex.join(run)} {state} {backup}{shlex.join([*words, '--', *program.args])}"
     script = "".join(f"#SBATCH {shlex.quote(line)}\n" for line in lines)
     return Plan(
         dataclasses.replace(job, cluster=job.cluster.addressed()),
@@ -204,9 +206,28 @@ class Batch:
         _slurm("scancel", job_id)
 
 
+def _own_backup(job: Job) -> tuple[str, str]:
+    """Returns a line of the script, and a flag, for the backup of a job whose log folder would hold it; else empty texts.
+
+    After a requeue the log folder is another one. A folder with the number of the job may be that of an earlier cluster.
+    """
+    restarts, folder = _given("max_restarts", job), _given("backup_dir", job)
+    job_dir = job.cluster.job_dir
+    has_variable = FOLDER in {*os.environ, *job.environment}
+    if int(restarts or 0) < 1 or folder is not None or has_variable or (job_dir and "://" not in job_dir):
+        return "", ""
+    name = '"tfdist-$SLURM_JOB_ID.backup"'
+    return f'test "${{SLURM_RESTART_COUNT:-0}}" != 0 || rm -rf {name}\n', f"--backup_dir={name} "
+
+
+def _given(flag: str, job: Job) -> str | None:
+    """Returns the value of a flag of the launcher, or None."""
+    values = [value for name, _, value in (each.partition("=") for each in job.flags) if name == f"--{flag}"]
+    return values[-1] if values else None
+
+
 def _given_grace(job: Job) -> float:
-    given = [float(flag.partition("=")[2]) for flag in job.flags if flag.startswith("--grace_period=")]
-    return given[-1] if given else GRACE_SECONDS
+    return float(_given("grace_period", job) or GRACE_SECONDS)
 
 
 def _grace(job_id: str) -> float:

@@ -32,6 +32,10 @@ _NOISE = re.compile(
     r"^[IWE]\d{4} .*(port\.cc|cudart_stub\.cc|cuda_platform\.cc|cuda_executor\.cc|cpu_feature_guard\.cc|cuda_diagnostics\.cc)"
 )
 
+# What a library says before it crashes the process, and the stack of C++ below it.
+_CRASH = re.compile(r"^F\d{4} |^terminate called |^  what\(\): ")
+_FRAME = re.compile(r"^    @ +0x[0-9a-f]+ |^Extension modules: ")
+
 
 class Lines:
     """Splits the output of a task into finished lines and an unfinished rest, as a terminal would show them.
@@ -229,11 +233,19 @@ class TaskOutput:
 
 
 def last_lines(path: Path) -> list[str]:
-    """Returns the last lines of a log file, at most 20, without TensorFlow's usual lines; none where it cannot be read."""
+    """Returns the last lines of a log file, at most 20, without TensorFlow's usual lines; none where it cannot be read.
+
+    Where they are the stacks of a process that crashed, the first one is what the library said of it.
+    """
     try:
         with open(path, "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
             lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return []
-    return [line for line in lines if line.strip() and not _NOISE.match(line)][-LAST_LINES:]
+    lines = [line for line in lines if line.strip() and not (_NOISE.match(line) or _FRAME.match(line))]
+    crash = next((place for place in range(len(lines) - 1, -1, -1) if _CRASH.match(lines[place])), len(lines))
+    has_stacks = any(line.startswith("Fatal Python error: ") for line in lines[crash:])
+    if has_stacks and len(lines) - crash > LAST_LINES:
+        return [lines[crash], *lines[1 - LAST_LINES :]]
+    return lines[-LAST_LINES:]

@@ -1,5 +1,7 @@
 """The back ends slurm and srun on a real Slurm of this machine; the tasks run without TensorFlow."""
 
+import dataclasses
+import os
 import re
 import shlex
 import subprocess
@@ -94,6 +96,29 @@ def test_the_signal_before_the_time_limit_leaves_the_grace_period():
     for flags, expected in (((), "B:TERM@30"), (("--grace_period=90.5",), "B:TERM@116")):
         job = Job(cluster, choose(cluster), Program("x.py"), flags=flags)
         assert f"#SBATCH --signal={expected}\n" in slurm.plan_slurm(job).request
+
+
+def test_a_job_that_may_be_started_again_has_a_backup_that_a_requeue_finds(monkeypatch, tmp_path):
+    monkeypatch.delenv("TFDIST_BACKUP_DIR", raising=False)
+    (tmp_path / "tfdist").write_text(
+        '#!/bin/sh\ntest -e tfdist-7.backup && echo continues; mkdir -p tfdist-7.backup\necho "$@"\n'
+    )
+    (tmp_path / "tfdist").chmod(0o755)
+    (tmp_path / "tfdist-7.backup").mkdir()  # Of a job of an earlier cluster.
+    cluster = prepared(read({"worker": 2}))
+
+    def run(*flags, count, **more):
+        job = Job(dataclasses.replace(cluster, **more), choose(cluster), Program("x.py"), flags=flags)
+        script = slurm.plan_slurm(job).request.replace(sys.executable, str(tmp_path / "tfdist"))
+        environ = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": count}
+        return subprocess.run(
+            ["bash", "-c", script], env=environ, cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
+
+    first, second = run("--max_restarts=2", count=""), run("--max_restarts=2", count="1")
+    assert "--backup_dir=tfdist-7.backup x.py" in first and "continues" not in first and second == f"continues\n{first}"
+    for flags, more in (((), {}), (("--max_restarts=2", "--backup_dir=b"), {}), (("--max_restarts=2",), {"job_dir": "out"})):
+        assert "tfdist-7.backup" not in run(*flags, count="1", **more).replace("continues", "")
 
 
 def test_options_of_the_user_come_last_in_the_script_and_nothing_overrides_them(monkeypatch):

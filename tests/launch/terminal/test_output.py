@@ -146,3 +146,15 @@ def test_the_last_lines_of_a_log_file_are_those_of_the_program(tmp_path):
     assert last_lines(path) == []
     path.write_bytes(b"x" * 100_000 + f"\nan error\n\n{noise}\n".encode() + b"\xff\n")
     assert last_lines(path)[1:] == ["an error", "\ufffd"]
+
+
+def test_the_last_lines_of_a_crash_begin_with_what_the_library_said(tmp_path):
+    said = "F0000 00:00:1.0 7 env.cc:84] Check failed: ret == 0 (11 vs. 0) Thread creation via pthread_create() failed."
+    stacks = ["Fatal Python error: Aborted", *(f'  File "program.py", line {n} in f' for n in range(40))]
+    path = tmp_path / "ps-0.log"
+    path.write_text("\n".join(["epoch 1", said, "    @     0x7f213ed1d314  absl::LogMessage::Flush()", *stacks]))
+    assert last_lines(path) == [said, *stacks[-19:]]
+    path.write_text("\n".join([said, "    @     0x7f213ed1d314  absl::LogMessage::Flush()", *stacks[:9]]))
+    assert last_lines(path) == [said, *stacks[:9]]
+    path.write_text("\n".join([said, *(f"step {n}" for n in range(30))]))  # It went on.
+    assert last_lines(path)[0] == "step 10"
