@@ -215,6 +215,7 @@ def train(
     attract=0.0,
     qsr=None,
     follows=None,
+    plan=None,
     steps=STEPS,
 ):
     """Returns the validation and test accuracy of the global parameters, in percent.
@@ -229,6 +230,7 @@ def train(
         attract: part of the way to its baseline that a replica moves with each update.
         follows: the outer momentum grows as the schedule lowers the learning rate, until an outer step is this many times as
             far as the groups went, see strategies/hogwild/synchronization/outer_schedule.py.
+        plan: the period until a part of the training, as in ((0.9, 64), (2, 8)); in place of `period`. Only in rounds.
         qsr: the period is max(period, (qsr / learning rate)^2), which the schedule lowers (arXiv 2310.14423).
         spread: whether groups synchronize evenly spread over the period. Otherwise all synchronize at the same step.
         waits: whether groups wait for each other at the end of each round. Not with spread or overlap.
@@ -263,6 +265,8 @@ def train(
         averaged = [velocity, squares] if buffers is True and inner == "adam" else [velocity] if buffers else []
 
         def period_at(step):
+            if plan is not None:
+                return next(each for end, each in plan if step < end * steps)
             return period if qsr is None else int(max(period, min((qsr / max(rate_at(step), 1e-9)) ** 2, steps)))
 
         rates = (outer_rate, outer_momentum)
