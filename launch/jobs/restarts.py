@@ -157,7 +157,7 @@ class Restarts:
     def _is_out_of_reach(self, event: Exited) -> bool:
         """Returns whether a task could not be started because its host is not reached, and the others train without it."""
         each = self._all[event.task]
-        is_unreached = isinstance(event, Unreachable) and not event.had_started and each.restarts > 0
+        is_unreached = isinstance(event, Unreachable) and not event.had_started and each.used > 0
         others = [name for name in self.running if name != event.task]
         return is_unreached and not self._over and not each.is_awaited and self._can_continue(others)
 
