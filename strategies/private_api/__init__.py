@@ -80,6 +80,7 @@ is_saving: Any = need("tensorflow.python.saved_model.save_context", "in_save_con
 # Strategies whose replicas run one step together (data_parallel/): values per replica, and TensorFlow's implementations.
 regroup: Any = need("tensorflow.python.distribute.distribute_utils", "regroup")
 MirroredExtended: Any = need("tensorflow.python.distribute.mirrored_strategy", "MirroredExtended")
+need("tensorflow.python.distribute.mirrored_strategy", "MirroredStrategy", "_collective_key_base")
 MultiWorkerMirroredExtended: Any = need(
     "tensorflow.python.distribute.collective_all_reduce_strategy", "CollectiveAllReduceExtended"
 )
