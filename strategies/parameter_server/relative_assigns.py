@@ -24,6 +24,9 @@ from tfdist.strategies.parameter_server import fused_reads
 _SAME = ("Identity", "StopGradient", "PreventGradient", "CheckNumerics", "EnsureShape", "Snapshot", "Reshape")
 """Operations whose result is their first operand."""
 
+_IN_ONE_OPERATION = (tf.float32, tf.float64)
+"""The dtypes of which TensorFlow scales and adds to a variable in one operation."""
+
 _log = logging.getLogger("tfdist")
 _warned: set[str] = set()
 
@@ -52,7 +55,7 @@ class Change:
         rest = self.rest if rest is None else rest
         if isinstance(self.coefficient, float) and self.coefficient == 1:
             return variable.assign_add(rest)
-        if isinstance(self.coefficient, float) and 0 < self.coefficient < 1 and rest.dtype.is_floating:
+        if isinstance(self.coefficient, float) and 0 < self.coefficient < 1 and rest.dtype in _IN_ONE_OPERATION:
             return _scaled_and_added(variable, self.coefficient, rest)
         rest, kept = tf.identity(rest), tf.cast(1 - self.coefficient, variable.dtype)
         with change_section(variable, [rest, kept]):

@@ -70,6 +70,13 @@ def test_a_change_keeps_what_another_group_has_added(coefficient):
     assert variable.numpy().tolist() == [8 * coefficient + 2]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_a_moving_average_may_have_any_dtype_of_floats(dtype):
+    average = tf.Variable(tf.ones([2], dtype))
+    tf.function(lambda: tf.identity(Change(0.5, tf.ones([2], dtype)).apply(average)), autograph=False)()
+    assert average.numpy().tolist() == [1.5, 1.5]
+
+
 def test_many_groups_at_the_same_time_keep_a_moving_average_stable():
     # All read the same value. The sum of 32 differences from it would overshoot: 32 * 0.1 is more than 2.
     variable = tf.Variable([0.0])
