@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.parameter_server import relative_assigns
 from tfdist.strategies.parameter_server.relative_assigns import Change, _Affine
+from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 
 
 def coefficient_in(compute, around=lambda compute, old, x: compute(old, x)):
@@ -75,6 +76,20 @@ def test_a_moving_average_may_have_any_dtype_of_floats(dtype):
     average = tf.Variable(tf.ones([2], dtype))
     tf.function(lambda: tf.identity(Change(0.5, tf.ones([2], dtype)).apply(average)), autograph=False)()
     assert average.numpy().tolist() == [1.5, 1.5]
+
+
+def test_a_moving_average_that_is_sharded_changes_as_a_whole():
+    # So it does for several replicas of a group, which share it.
+    average = ShardedVariable(
+        [ServerVariable(tf.Variable([1.0, 2.0])), ServerVariable(tf.Variable([3.0]))], [0, 2, 3], "average:0"
+    )
+
+    @tf.function(autograph=False)
+    def step():
+        Change(0.5, tf.ones([3])).apply(average)
+        return tf.identity(average)
+
+    assert step().numpy().tolist() == [1.5, 2.0, 2.5]
 
 
 def test_many_groups_at_the_same_time_keep_a_moving_average_stable():
