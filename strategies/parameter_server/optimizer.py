@@ -114,7 +114,7 @@ def _update_averages(original: Callable[..., Any], optimizer: Any, trainable_var
     with extended.elementwise_updates(True):
         for variable, average in zip(trainable_variables, optimizer._model_variables_moving_average, strict=True):
             if optimizer.use_ema and average is not None:
-                if has_begun:
+                if has_begun and _is_on_ps(average):
                     update, momentum = _average_of_groups, float(optimizer.ema_momentum)
                 else:
                     update, momentum = _average, tf.cast(begun * optimizer.ema_momentum, variable.dtype)

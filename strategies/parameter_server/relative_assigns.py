@@ -24,6 +24,9 @@ from tfdist.strategies.parameter_server import fused_reads
 _SAME = ("Identity", "StopGradient", "PreventGradient", "CheckNumerics", "EnsureShape", "Snapshot", "Reshape")
 """Operations whose result is their first operand."""
 
+_IN_ONE_OPERATION = (tf.float32, tf.float64)
+"""The dtypes of which TensorFlow scales and adds to a variable in one operation."""
+
 _log = logging.getLogger("tfdist")
 _warned: set[str] = set()
 
@@ -52,29 +55,34 @@ class Change:
         rest = self.rest if rest is None else rest
         if isinstance(self.coefficient, float) and self.coefficient == 1:
             return variable.assign_add(rest)
-        if isinstance(self.coefficient, float) and 0 < self.coefficient < 1 and rest.dtype.is_floating:
-            return _scaled_and_added(variable, self.coefficient, rest)
+        is_average = isinstance(self.coefficient, float) and 0 < self.coefficient < 1 and rest.dtype in _IN_ONE_OPERATION
+        if is_average and (resource := _resource(variable)) is not None:
+            _scale_and_add(resource, self.coefficient, rest)
+            return variable
         rest, kept = tf.identity(rest), tf.cast(1 - self.coefficient, variable.dtype)
         with change_section(variable, [rest, kept]):
             return variable.assign_add(rest - kept * variable.value())
 
 
-def _scaled_and_added(variable: Any, coefficient: float, rest: Any) -> Any:
+def _resource(variable: Any) -> Any:
+    """Returns the resource that holds a variable where it is updated now; None of one that is sharded, as a whole."""
+    return variable.handle_for_update() if hasattr(variable, "handle_for_update") else variable.handle
+
+
+def _scale_and_add(resource: Any, coefficient: float, rest: Any) -> None:
     """Assigns coefficient * value + rest in one operation: a lock takes ten times as much processor time.
 
     A proximal step without an L1 penalty computes (value - delta) / (1 + l2).
     """
-    of_shard = getattr(variable, "handle_for_update", None)
     one, zero = tf.ones([], rest.dtype), tf.zeros([], rest.dtype)
     tf.raw_ops.ResourceApplyProximalGradientDescent(
-        var=variable.handle if of_shard is None else of_shard(),
+        var=resource,
         alpha=one,
         l1=zero,
         l2=tf.constant(1 / coefficient - 1, rest.dtype),
         delta=rest * tf.constant(-1 / coefficient, rest.dtype),
         use_locking=True,
     )
-    return variable
 
 
 def change_of(variable: Any, value: Any, aggregated: bool = True) -> Change | None:

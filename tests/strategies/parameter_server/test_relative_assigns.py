@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.parameter_server import relative_assigns
 from tfdist.strategies.parameter_server.relative_assigns import Change, _Affine
+from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 
 
 def coefficient_in(compute, around=lambda compute, old, x: compute(old, x)):
@@ -68,6 +69,27 @@ def test_a_change_keeps_what_another_group_has_added(coefficient):
     variable.assign_add([4.0])  # By another group, since the step has read 4.
     change.apply(variable)
     assert variable.numpy().tolist() == [8 * coefficient + 2]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_a_moving_average_may_have_any_dtype_of_floats(dtype):
+    average = tf.Variable(tf.ones([2], dtype))
+    tf.function(lambda: tf.identity(Change(0.5, tf.ones([2], dtype)).apply(average)), autograph=False)()
+    assert average.numpy().tolist() == [1.5, 1.5]
+
+
+def test_a_moving_average_that_is_sharded_changes_as_a_whole():
+    # So it does for several replicas of a group, which share it.
+    average = ShardedVariable(
+        [ServerVariable(tf.Variable([1.0, 2.0])), ServerVariable(tf.Variable([3.0]))], [0, 2, 3], "average:0"
+    )
+
+    @tf.function(autograph=False)
+    def step():
+        Change(0.5, tf.ones([3])).apply(average)
+        return tf.identity(average)
+
+    assert step().numpy().tolist() == [1.5, 2.0, 2.5]
 
 
 def test_many_groups_at_the_same_time_keep_a_moving_average_stable():
