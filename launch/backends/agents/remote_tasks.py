@@ -44,7 +44,7 @@ SENT_PREFIXES = ("TF_", "TFDIST_", "KERAS_", "XLA_", "NCCL_", "GRPC_", "OMP_", "
 """Variables of the launcher that the tasks get; `--env` adds others."""
 
 _left_at: dict[str, float] = {}
-"""When this process lost the connection to an agent that was not told to end, by host."""
+"""When this process lost the connection to an agent that may still run, by host."""
 
 NOT_SENT = {"TF_CONFIG", "TFDIST_STATE_DIR", "PYTHONHOME"}
 
