@@ -15,6 +15,8 @@ from tfdist.dialects.entry_points import _RESERVED, GROUP, load
 from tfdist.dialects.registry import BUILT_IN
 from tfdist.translate import OTHER_OUTPUTS
 
+pytestmark = pytest.mark.slow
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:

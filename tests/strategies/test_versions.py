@@ -11,6 +11,8 @@ from tfdist.launch.backends.local.run_program import execute
 from tfdist.launch.jobs.job import Program
 from tfdist.strategies import keras_backend, versions
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def pretend(tmp_path):

@@ -27,6 +27,8 @@ from tfdist.launch.jobs.progress import Progress, read
 from tfdist.planner.use import Use
 from tfdist.version import __version__
 
+pytestmark = pytest.mark.slow
+
 MESSAGES = [
     ({"output": "worker:0", "last": False}, b"\n{\0\xff" * 7),
     ({"beat": True}, b""),

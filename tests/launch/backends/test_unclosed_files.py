@@ -9,6 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 LEFT_OPEN = """
     import gzip, sys
     import h5py, numpy as np

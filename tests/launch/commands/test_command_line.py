@@ -10,6 +10,8 @@ import pytest
 from tfdist.launch.command_line import splitting
 from tfdist.launch.commands import cli
 
+pytestmark = pytest.mark.slow
+
 CUSTOM = "trainingInput:\n  scaleTier: CUSTOM\n  masterType: standard\n"
 
 

@@ -14,6 +14,8 @@ from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs.job import Program
 from tfdist.version import __version__
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def tfdist(tmp_path):

@@ -27,6 +27,8 @@ from tfdist.planner.measurement import Measurement, Run, Variable
 from tfdist.planner.placement import whole_and_split
 from tfdist.synchronization import Synchronization
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def plan(tmp_path, monkeypatch, capsys):

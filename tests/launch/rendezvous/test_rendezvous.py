@@ -19,7 +19,7 @@ from tfdist.errors import Source
 from tfdist.launch.rendezvous.meet import meet
 from tfdist.rank_info import RankInfo, Store
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 
 def test_all_ranks_get_the_same_cluster_in_the_order_of_ranks(start_ranks, store):

@@ -15,7 +15,7 @@ from tfdist.launch.rendezvous.meet import meet
 from tfdist.launch.rendezvous.stores.redis import RedisStore
 from tfdist.rank_info import RankInfo, Store
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 
 def test_every_present_rank_names_a_missing_rank(start_ranks, store):

@@ -12,6 +12,8 @@ import tensorflow as tf
 from tfdist.strategies.checkpoint import backup, data_position
 from tfdist.strategies.checkpoint.backup import Broadcast
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def send(monkeypatch):

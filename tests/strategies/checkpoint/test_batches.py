@@ -13,6 +13,8 @@ from tfdist.strategies.checkpoint import data_position, job_backup
 from tfdist.strategies.checkpoint.batches import Batches
 from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
 
+pytestmark = pytest.mark.slow
+
 X = np.ones((48, 1), "float32")
 Y = 2.0 ** (np.arange(48, dtype="float32")[:, None] % 12)
 

@@ -15,6 +15,8 @@ from backup_processes import KillAt
 
 from tfdist.strategies.checkpoint import generations
 
+pytestmark = pytest.mark.slow
+
 X = np.random.default_rng(1).random((32, 3), "float32")
 Y = X.sum(axis=1, keepdims=True)
 

@@ -22,6 +22,8 @@ from tfdist.strategies.checkpoint import backup_file, job_backup, model_backup
 from tfdist.strategies.checkpoint.environment import FOLDER
 from tfdist.strategies.coordinator.calls.executions import WorkersGoneError
 
+pytestmark = pytest.mark.slow
+
 X = np.random.default_rng(1).random((64, 3), "float32")
 Y = X.sum(axis=1, keepdims=True)
 

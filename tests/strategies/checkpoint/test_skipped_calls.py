@@ -13,6 +13,8 @@ from backup_processes import KillAt
 from tfdist.strategies.checkpoint import fit_start
 from tfdist.strategies.checkpoint.fit_start import FitStart
 
+pytestmark = pytest.mark.slow
+
 X = np.random.default_rng(1).random((60, 3), "float32")
 Y = X.sum(axis=1, keepdims=True)
 

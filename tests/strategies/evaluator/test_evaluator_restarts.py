@@ -13,6 +13,8 @@ from tfdist.cluster import Task
 from tfdist.strategies.evaluator import checkpoint_evaluator, chief_callback
 from tfdist.strategies.evaluator.folder import EvaluationFolder
 
+pytestmark = pytest.mark.slow
+
 X, Y = np.ones((2, 1), "float32"), np.zeros((2, 1), "float32")
 
 

@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from tfdist.strategies.inputs import iterator_release
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 10
 
 

@@ -17,6 +17,8 @@ from tfdist.strategies.runtime import reachability
 from tfdist.strategies.runtime.each_other import wait_for_each_other
 from tfdist.strategies.runtime.peers import StartTimeoutError
 
+pytestmark = pytest.mark.slow
+
 NUMBER = 83
 """Of the network between this machine and the other: 10.NUMBER.7.0/24."""
 

@@ -12,6 +12,8 @@ from tfdist.strategies.runtime import task_address
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.task_address import connect
 
+pytestmark = pytest.mark.slow
+
 SERVES, SILENT, CLOSED = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 """At one port: a server, nothing that answers, and a machine without a server."""
 
