@@ -188,6 +188,7 @@ def measurement_of(model: str) -> measurement.Measurement:
         return measurement.read(str(path))
     found = Probe(Program(script=PROGRAM, args=[model]), ALL, 1, Synchronization(), 90.0, tell).run()
     if FLAGS.measurements:
+        path.parent.mkdir(parents=True, exist_ok=True)
         measurement.save(found, str(path))
     return found
 

@@ -25,23 +25,51 @@ def convolutions():
     return keras.Sequential([keras.Input((784,)), keras.layers.Reshape((28, 28, 1)), *middle, *dense])
 
 
+def text():
+    """Embedding, attention and dense layers, on 64 words of a vocabulary of 4000."""
+    words = keras.Input((64,), dtype="int32")
+    x = keras.layers.Embedding(4000, 96)(words)
+    x = keras.layers.LayerNormalization()(x + keras.layers.MultiHeadAttention(4, 24)(x, x))
+    x = keras.layers.Dense(192, activation="relu")(keras.layers.GlobalAveragePooling1D()(x))
+    return keras.Model(words, keras.layers.Dense(10)(x))
+
+
+def numbers(generator, examples):
+    return generator.normal(size=(examples, 784)).astype("float32")
+
+
+def words(generator, examples):
+    return generator.integers(0, 4000, size=(examples, 64)).astype("int32")
+
+
+def momentum():
+    return keras.optimizers.SGD(0.01, momentum=0.9)
+
+
+def adam():
+    return keras.optimizers.Adam(0.001)
+
+
 MODELS = {
-    "wide": (lambda: perceptron(900, 2), 48),
-    "deep": (lambda: perceptron(300, 8), 96),
-    "convolutions": (convolutions, 24),
-    "trial": (lambda: perceptron(512, 2), 64),
+    "wide": (lambda: perceptron(900, 2), 48, numbers, momentum),
+    "deep": (lambda: perceptron(300, 8), 96, numbers, momentum),
+    "convolutions": (convolutions, 24, numbers, momentum),
+    "text": (text, 32, words, adam),
+    "trial": (lambda: perceptron(512, 2), 64, numbers, momentum),
 }
-"""Name -> a function that makes the model, and the size of a batch. `trial` is for trying things: its cells do not count."""
+"""Name -> functions that make the model, the data and the optimizer, with the size of a batch as the second.
+
+`trial` is for trying things: its cells do not count.
+"""
 
 
 def main(name):
-    make, batch = MODELS[name]
+    make, batch, data, optimizer = MODELS[name]
     with tfdist.strategy().scope():
         model = make()
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss)
+        model.compile(optimizer(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     generator = np.random.default_rng(1)
-    x = generator.normal(size=(400 * batch, 784)).astype("float32")
+    x = data(generator, 400 * batch)
     model.fit(x, generator.integers(0, 10, size=len(x)), batch_size=batch, epochs=1000, verbose=0)
 
 

@@ -176,7 +176,8 @@ class _Backups:
         """Removes the files of a program that has finished: another start is another training.
 
         They stay if a call of `fit` was given up because the job had lost a task, although the program has caught that, and if
-        another task that trains has not finished: the launcher starts the job again.
+        another task that trains has not finished: the launcher starts the job again. So do those of an interrupted `fit` if the
+        program has not called `fit`, as one that only evaluates.
         """
         if failed or not is_chief():
             return
@@ -202,7 +203,10 @@ class _Backups:
     def _why_kept(self) -> str:
         """Returns why a program that has finished leaves its files, as the end of a sentence; "" if it does not."""
         if not self._files:
-            return ""
+            bases = {_NAME.sub(r"model-\1", path) for path in self._paths()}
+            found = [progress for base in bases if (progress := BackupFile(self._strategy, base).progress()) is not None]
+            is_interrupted = any(not progress.finished for progress in found)
+            return "it is of a fit that was interrupted, and this program has not called fit" if is_interrupted else ""
         if self._unfinished:
             return next(iter(self._unfinished.values()))
         calls = getattr(self._strategy, "calls", None)

@@ -321,6 +321,16 @@ def test_a_program_that_goes_on_after_the_loss_of_a_task_keeps_its_backup(proces
     assert "fit 1 of net was finished before the restart" in caplog.text
 
 
+def test_a_program_that_does_not_call_fit_keeps_the_backup_of_an_interrupted_one(process, caplog):
+    seen = []
+    process(lambda: phases(seen, killed_at=1))
+    with pytest.raises(AssertionError, match="exists"):
+        process(lambda: dense().evaluate(X, Y, verbose=0))
+    assert "stays: it is of a fit that was interrupted, and this program has not called fit. The next start" in caplog.text
+    process(lambda: phases(seen))
+    assert "fit 2 of net was finished before the restart" in caplog.text
+
+
 def test_a_backup_that_cannot_be_removed_is_said(process, monkeypatch, caplog):
     def program():
         dense().fit(X, Y, epochs=1, verbose=0)
