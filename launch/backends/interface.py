@@ -144,7 +144,7 @@ class LogLine:
 class Detached(Protocol):
     """The part of a back end that hands the whole job over. Every method can be called from another process, by the id.
 
-    All raise `BackendError` with one sentence: the system does not answer, it refuses, there is no such job.
+    All raise `BackendError` with one sentence: the system does not answer (`NoAnswerError`), it refuses, there is no such job.
     """
 
     def submit(self, plan: Plan) -> str:
@@ -194,6 +194,10 @@ class Backend:
 
 class BackendError(Exception):
     """A back end cannot do what it was asked; the message is one sentence."""
+
+
+class NoAnswerError(BackendError):
+    """The system gives no answer now. It may later, and its jobs go on meanwhile."""
 
 
 def handle_of(backend: str, job_id: str) -> str:

@@ -4,6 +4,7 @@ The batch script starts `tfdist run --backend srun` on the first node of its all
 agent on each node with `srun`, and supervises the tasks as everywhere else.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -22,7 +23,8 @@ from tfdist.errors import ClusterError, Source
 from tfdist.launch.backends import interpreter
 from tfdist.launch.backends.agents.frames import BOOTSTRAP
 from tfdist.launch.backends.agents.remote_tasks import RemoteTasks, by_host
-from tfdist.launch.backends.interface import Attached, Backend, BackendError, LogLine, Plan
+from tfdist.launch.backends.interface import Attached, Backend, BackendError, LogLine, NoAnswerError, Plan
+from tfdist.launch.backends.outage import Outage
 from tfdist.launch.jobs import job_status
 from tfdist.launch.jobs.job import Job, JobFiles
 from tfdist.launch.jobs.job_status import JobStatus, State
@@ -175,9 +177,15 @@ class Batch:
     def logs(self, job_id: str, task: str | None, follow: bool) -> Iterator[LogLine]:
         """See `Detached`: the output of the launcher in the batch job."""
         path = Path(_show(job_id)["StdOut"])
-        position, buffered = 0, b""
+        position, buffered, outage = 0, b"", Outage()
         while True:
-            has_ended = not follow or self.status(job_id).state.is_final  # Before the read, which then gets everything.
+            try:
+                has_ended = not follow or self.status(job_id).state.is_final  # Before the read, which then gets everything.
+                said = outage.answered()
+            except NoAnswerError as error:
+                has_ended, said = False, outage.without_answer(error)
+            if said:
+                yield LogLine("", f"tfdist: {said}")
             if path.exists():
                 with open(path, "rb") as file:
                     file.seek(position)
@@ -200,8 +208,9 @@ class Batch:
             _slurm("scancel", "--batch", "--signal=TERM", job_id)
             deadline = time.monotonic() + END_SECONDS + _grace(job_id)
             while time.monotonic() < deadline:
-                if self.status(job_id).state.is_final:
-                    return
+                with contextlib.suppress(NoAnswerError):
+                    if self.status(job_id).state.is_final:
+                        return
                 time.sleep(POLL_SECONDS / 4)
         _slurm("scancel", job_id)
 
@@ -257,8 +266,10 @@ def _show(job_id: str) -> dict[str, str]:
         # Values hold blanks; a field begins with a name in capitals after a blank.
         return {name: value.strip() for name, value in re.findall(r"(?:^| )([A-Z]\w*)=(.*?)(?= [A-Z]\w*=|$)", line)}
     except BackendError as error:
-        if "Invalid job id" not in str(error):
+        if isinstance(error.__cause__, FileNotFoundError):
             raise
+        if "Invalid job id" not in str(error):
+            raise NoAnswerError(str(error)) from error
     fields = ("State", "ExitCode", "NodeList", "Reason")
     try:
         line = _slurm("sacct", "-n", "-X", "-P", "-j", job_id, "-o", ",".join(fields)).splitlines()[0]

@@ -54,6 +54,7 @@ class Cluster:
         self.processes: dict[str, subprocess.Popen] = {}
         self.lock = threading.RLock()
         self.requests: list[tuple[str, str]] = []
+        self.is_busy = False  # As while a new version of the server is installed: it answers 503.
         cluster = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -108,6 +109,8 @@ class Cluster:
         match = re.fullmatch(r"(/api/v1|/apis/[^/]+/[^/]+)/namespaces/([^/]+)/([a-z]+)(?:/([^/]+))?(?:/([a-z]+))?", url.path)
         if handler.headers.get("Authorization") != f"Bearer {TOKEN}":
             return _status(handler, 401, "Unauthorized")
+        if self.is_busy:
+            return _status(handler, 503, "the server is currently unable to handle the request")
         if match is None or (match[3] in ("tfjobs", "trainjobs") and match[3] not in self.kinds):
             return _status(handler, 404, "the server could not find the requested resource")
         _, space, plural, name, part = match.groups()

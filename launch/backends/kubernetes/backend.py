@@ -10,11 +10,12 @@ from urllib.parse import quote, unquote
 from tfdist.cluster import Cluster
 from tfdist.dialects import read
 from tfdist.errors import ClusterError, Source
-from tfdist.launch.backends.interface import Backend, BackendError, LogLine, Plan
+from tfdist.launch.backends.interface import Backend, BackendError, LogLine, NoAnswerError, Plan
 from tfdist.launch.backends.kubernetes.logs import PodLogs, whole_lines
 from tfdist.launch.backends.kubernetes.manifests import INSTANCE, KINDS, manifest, names_of_tasks, objects
 from tfdist.launch.backends.kubernetes.server import NotFound, Server
 from tfdist.launch.backends.kubernetes.state import container_of, newest, state_of
+from tfdist.launch.backends.outage import Outage
 from tfdist.launch.jobs.job import Job
 from tfdist.launch.jobs.job_status import JobStatus, State, TaskStatus
 
@@ -139,15 +140,23 @@ class Pods:
                     lines = whole_lines(found.server.log(pod["metadata"]["name"], container_of(pod), follow=False))
                     yield from (LogLine(name, line.partition(" ")[2]) for line in lines)
             return
-        streams, said = PodLogs(found.server), ""
+        streams, said, outage = PodLogs(found.server), "", Outage()
         try:
             while True:
                 try:
                     status = found.status()
                     pods = found.pods(task)
+                    shown = outage.answered()
+                except NoAnswerError as error:
+                    if shown := outage.without_answer(error):
+                        yield LogLine("", f"tfdist: {shown}")
+                    yield from streams.lines(POLL_SECONDS)
+                    continue
                 except NotFound:
                     yield LogLine("", "tfdist: the job is gone: somebody has cancelled it")
                     return
+                if shown:
+                    yield LogLine("", f"tfdist: {shown}")
                 streams.follow(pods)
                 if status.reason != said and not status.state.is_final:
                     said = status.reason

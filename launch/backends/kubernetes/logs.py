@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tfdist.launch.backends.interface import BackendError, LogLine
+from tfdist.launch.backends.interface import BackendError, LogLine, NoAnswerError
 from tfdist.launch.backends.kubernetes.server import Server
 from tfdist.launch.backends.kubernetes.state import container_of, task_of
+from tfdist.launch.backends.outage import Outage
 
 AGAIN_SECONDS = 1.0
 """Delay before a stream that has ended is asked again."""
@@ -64,7 +65,7 @@ class PodLogs:
         self._closed.set()
 
     def _read(self, pod: str, task: str, container: str) -> None:
-        last = ""  # The time of the last line.
+        last, outage = "", Outage()  # The time of the last line.
         while not self._closed.is_set():
             was_finished = pod in self._finished  # Before the read, which then gets everything.
             known = _order(last)  # A stream that is asked again begins some lines before.
@@ -74,6 +75,13 @@ class PodLogs:
                     if _order(stamp) > known:
                         last = stamp
                         self._put(LogLine(task, text))
+                outage.answered()
+            except NoAnswerError as error:
+                try:
+                    outage.without_answer(error)
+                except NoAnswerError:
+                    return
+                was_finished = False  # What is left of it comes with a later answer.
             except BackendError:
                 if was_finished:
                     return  # The pod is gone.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from tfdist.launch.backends.interface import BackendError
+from tfdist.launch.backends.interface import BackendError, NoAnswerError
 from tfdist.messages import printable
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
@@ -21,6 +21,9 @@ _PATHS = {
     "TFJob": ("/apis/kubeflow.org/v1", "tfjobs"),
     "TrainJob": ("/apis/trainer.kubeflow.org/v1alpha1", "trainjobs"),
 }
+_BUSY = (408, 429, 500, 502, 503, 504)
+"""What a server answers, or what is in front of it, while it cannot do its work."""
+
 _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -152,7 +155,7 @@ class Server:
         except self._api_error as error:
             raise _refusal(error) from error
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            raise BackendError(f"the API server {self._host} of Kubernetes does not answer: {_one_line(error)}") from error
+            raise NoAnswerError(f"the API server {self._host} of Kubernetes does not answer: {_one_line(error)}") from error
 
 
 def _refusal(error: Any) -> BackendError:
@@ -160,7 +163,8 @@ def _refusal(error: Any) -> BackendError:
         text = str(json.loads(error.body)["message"])
     except (ValueError, KeyError, TypeError):
         text = str(error.reason)
-    found = NotFound if error.status == 404 else BackendError
+    is_busy = error.status in _BUSY
+    found = NotFound if error.status == 404 else NoAnswerError if is_busy else BackendError
     return found(f"Kubernetes: {printable(' '.join(text.split()))}")
 
 

@@ -25,6 +25,9 @@ if sys.argv[1].endswith(" restarts") and me["type"] == "worker":
     with open(starts, "a") as file: file.write("x")
     if starts.stat().st_size <= int(sys.argv[1].split()[0]): sys.exit(9)
 if sys.argv[1] == "hangs": time.sleep(600)
+if sys.argv[1] == "waits":
+    while not os.path.exists("/".join((os.environ["TEST_FOLDER"], "go"))): time.sleep(0.05)
+    print("last words", flush=True)
 if sys.argv[1] == "lines":
     for number in range(20_000): print("x" * 60, number)
 folder = pathlib.Path("/".join((os.environ["TEST_FOLDER"], sys.argv[2])))
@@ -193,6 +196,25 @@ def test_much_output_arrives_complete_and_in_order(here):
     for index in range(2):
         numbers = re.findall(rf"^worker:{index} \| x+ (\d+)$", got.stdout, re.MULTILINE)
         assert list(map(int, numbers)) == list(range(20_000))
+
+
+@pytest.mark.cluster
+@needs("kubernetes")
+def test_who_follows_a_job_waits_for_a_server_that_is_busy_and_gives_its_end_and_all_output(here):
+    words = ("--kubernetes_name", "busy", "program.py", "waits", "busy")
+    follower = here.start(*RUN, "--kubernetes_image", IMAGE, "--cluster", '{"worker": 1}', *words)
+    shown = iter(follower.stdout.readline, "")
+    assert any("| got " in line for line in shown)
+    here.cluster.is_busy = True
+    message = "tfdist: Kubernetes: the server is currently unable to handle the request; the job may go on meanwhile"
+    assert any(line.startswith(message) for line in shown)
+    (here.folder / "go").touch()  # The job ends meanwhile.
+    time.sleep(1)
+    here.cluster.is_busy = False
+    output, errors = follower.communicate(timeout=30)
+    assert follower.returncode == 0 and errors == ""
+    assert "tfdist: there are answers again\n" in output and "worker:0 | last words\n" in output
+    assert output.endswith("busy succeeded\n")
 
 
 @pytest.mark.cluster

@@ -144,6 +144,27 @@ def test_a_flag_that_is_given_twice_is_two_flags_in_the_script(tmp_path):
     assert {f"--cluster={cluster}", *faults, "--backup_dir=kept"} <= set(run), run
 
 
+def test_who_follows_a_job_waits_for_a_controller_that_gives_no_answer(monkeypatch, tmp_path):
+    (tmp_path / "log").write_text("worker:0 | a\n")
+    answers = ["RUNNING", "RUNNING", "slurm_load_jobs error: Unable to contact slurm controller", "RUNNING", "COMPLETED"]
+
+    def command(*words):
+        answer = answers.pop(0)
+        if "error" in answer:
+            raise BackendError(f"scontrol: {answer}")
+        return f"JobId=7 JobState={answer} Reason=None ExitCode=0:0 NodeList=n1 WorkDir={tmp_path} StdOut={tmp_path / 'log'}"
+
+    monkeypatch.setattr(slurm, "_slurm", command)
+    monkeypatch.setattr(slurm, "POLL_SECONDS", 0.0)
+    first, said, again = (line.text for line in slurm.Batch().logs("7", None, follow=True))
+    assert first == "a" and "Unable to contact slurm controller; the job may go on" in said
+    assert again == "tfdist: there are answers again" and not answers
+    with pytest.raises(BackendError, match="is not installed here"):  # Not something to wait for.
+        monkeypatch.undo()
+        monkeypatch.setenv("PATH", "")
+        next(slurm.Batch().logs("7", None, follow=True))
+
+
 @pytest.mark.parametrize("job_id", ["", "7;x", "--all", "1 2"])
 def test_ids_that_are_no_number_are_refused(job_id):
     with pytest.raises(BackendError, match="is not a job id of Slurm"):
