@@ -6,12 +6,15 @@ which the tasks make after each execution anyway.
 
 import tensorflow as tf
 
+_ENDS = 2.0**20
+"""The wish of a task that ends after the save: more than the sum of all wishes of tasks that go on."""
+
 
 class SaveRequests:
     """The wish, as this task has it and as all have it.
 
     Attributes:
-        own: 1.0 if this task wants to save, a float32 variable. What all tasks sum up.
+        own: 1.0 if this task wants to save, more if it ends then, a float32 variable. What all tasks sum up.
         total: the sum of the last execution, a float32 variable.
     """
 
@@ -19,9 +22,9 @@ class SaveRequests:
         with tf.device("CPU:0"):
             self.own, self.total = (tf.Variable(0.0, trainable=False) for _ in range(2))
 
-    def make(self) -> None:
-        """Asks all tasks to save after the next execution."""
-        self.own.assign(1.0)
+    def make(self, ends: bool) -> None:
+        """Asks all tasks to save after the next execution. They hear whether this one ends then."""
+        self.own.assign(_ENDS if ends else 1.0)
 
     def is_due(self) -> bool:
         """Returns whether all tasks have to save now. Call it after each execution; then the wish is fulfilled."""
@@ -29,6 +32,10 @@ class SaveRequests:
             return False
         self.own.assign(0.0)
         return True
+
+    def ends(self) -> bool:
+        """Returns whether the task that wanted the save ends after it. Call it with `is_due`."""
+        return float(self.total) >= _ENDS
 
     def withdraw(self) -> None:
         """Takes back a wish that is fulfilled otherwise."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.callbacks import listed, with_callback
 from tfdist.strategies.keras_hooks.interface import hooks_of
@@ -70,6 +71,7 @@ class SaveOnSignal(keras.callbacks.Callback):
         self._late: set[int] = set()
         self._saves = saves
         self._requests: SaveRequests | None = None
+        self._is_last = False  # Whether the chief ends, or has ended, after a save that all have made.
         self._received: set[int] = set()
         self._before: dict[int, Any] = {}
         self._process = os.getpid()
@@ -102,9 +104,10 @@ class SaveOnSignal(keras.callbacks.Callback):
             self._received.clear()
         if self._requests is not None:
             if self._received:
-                self._requests.make()
+                self._requests.make(ends=signal.SIGTERM in self._received)
             if not self._backups or not self._requests.is_due():
                 return
+            self._is_last = self._is_last or self._requests.ends()
         elif not self._received:
             return
         received, self._received = self._received, set()
@@ -149,7 +152,14 @@ class SaveOnSignal(keras.callbacks.Callback):
             signal.raise_signal(signal.SIGTERM)
 
     def end_after(self, error: Exception) -> None:
-        """Heeds a SIGTERM that came before an error of `fit`. The program may catch the error, and would go on."""
+        """Heeds a SIGTERM that came before an error of `fit`. The program may catch the error, and would go on.
+
+        Where the chief has ended as it was asked to, the error of the others is that they have lost it.
+        """
+        if not self._saves and self._is_last and isinstance(error, tf.errors.OpError):
+            self.release()
+            print("tfdist: the chief has got SIGTERM, saved the backup with this task, and ended: it ends, too", flush=True)
+            sys.exit(EXIT_CODE)
         if self._saves and signal.SIGTERM in self._received | self._late:
             self.release()
             why = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -308,6 +308,7 @@ def test_a_terminated_job_continues_at_its_batch_from_the_backup_of_the_launcher
     job.process.send_signal(signal.SIGTERM)
     assert job.wait(20) == 143, job.output
     assert "| tfdist: SIGTERM: the backup is saved, and the program ends" in job.output
+    assert "Traceback" not in job.output and ("and ended: it ends, too" in job.output) == (cluster[0] == "-n")
     again = start("-m", "tfdist", "run", *cluster, "--backup_dir", "backup", program, "0")
     assert again.wait(30) == 0, again.output
     assert "done 200 [0, 1]" in again.output and "batch 7\n" not in again.output.partition("batch 99")[0]
