@@ -17,8 +17,9 @@ from tfdist.launch.backends.interface import Attached, Backend, Plan
 from tfdist.launch.backends.local.ports import is_local
 from tfdist.launch.backends.ray.actor import Actor
 from tfdist.launch.backends.ray.actor_process import ActorProcess
+from tfdist.launch.backends.ray.head_watch import HeadWatch
 from tfdist.launch.backends.ray.placement import NO_HOST, WAIT_SECONDS, Placement
-from tfdist.launch.jobs.events import Event, Ready
+from tfdist.launch.jobs.events import Event, Lost, Ready
 from tfdist.launch.jobs.job import Job, JobFiles, Program
 from tfdist.messages import printable
 
@@ -104,6 +105,7 @@ class RayTasks:
         except BaseException:
             self._placement.close()
             raise
+        self._head, self._has_lost_head = HeadWatch(self._placement.nodes), False
 
     @property
     def log(self) -> Path | None:
@@ -113,6 +115,9 @@ class RayTasks:
     def poll(self, timeout: float, *, output: bool = True) -> list[Event]:
         """See `TaskRunner`."""
         events = self._remote.poll(timeout, output=output)
+        if not self._has_lost_head and (why := self._head.why_lost()) is not None:
+            self._has_lost_head = True
+            events.append(Lost(why))
         return [self._with_places(event) if isinstance(event, Ready) else event for event in events]
 
     def start(self, task: Task, environment: Mapping[str, str], report: str | None, terminal: bool) -> None:
@@ -128,7 +133,10 @@ class RayTasks:
         try:
             return self._remote.close()
         finally:
-            self._placement.close()
+            if self._head.close() and not self._has_lost_head:
+                self._placement.close()
+            else:  # Ray's calls would not return.
+                self._placement.leave()
 
     def _on_nodes(self, cluster: Cluster) -> Cluster:
         tasks = (dataclasses.replace(task, host=self._nodes[task.name]["NodeManagerAddress"]) for task in cluster.tasks)

@@ -1,5 +1,6 @@
 """`Placement`: a connection to Ray, and the room of a job there: one placement group with a bundle for each task."""
 
+import atexit
 import contextlib
 import json
 import os
@@ -177,8 +178,26 @@ class Placement:
             pass
         self._group = None
         self.ray.shutdown()
+        self._remove_files()
+
+    def leave(self) -> None:
+        """Gives up a cluster that does not answer: without a call of Ray, now and at the end of this process.
+
+        There `ray.shutdown` does not return, and without it Ray's threads crash. The job has failed then, with 1.
+        """
+        atexit.register(_end_with_1)  # It is called before that of Ray.
+        self._remove_files()
+
+    def _remove_files(self) -> None:
         if self._own_files is not None:
             shutil.rmtree(self._own_files, ignore_errors=True)
+
+
+def _end_with_1() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(1)
 
 
 @contextlib.contextmanager

@@ -49,6 +49,8 @@ class RayHere:
             "import sys\n"
             f"import os\nif any('tfdist' in word for word in sys.orig_argv) and not os.path.exists({str(folder / 'slow')!r}):\n"
             f"    sys.path.append({str(PROGRAMS)!r})\n    import quick_launcher\n    quick_launcher.make_quick()\n"
+            "    from tfdist.launch.backends.ray import head_watch\n"
+            "    head_watch.SILENT_SECONDS = float(os.environ.get('TEST_SILENT', head_watch.SILENT_SECONDS))\n"
         )
         self.environ = {name: value for name, value in os.environ.items() if name not in ("TF_CONFIG", "RAY_ADDRESS")} | {
             "PYTHONPATH": f"{folder / 'quick'}:{CHECKOUT}",
@@ -254,6 +256,21 @@ def test_a_worker_of_hogwild_is_restarted_alone_and_all_tasks_die_with_a_killed_
     output = launcher.communicate(timeout=10)[0]
     assert "worker:0 ended early: it was killed by SIGKILL; the training waits for it, and the task is restarted" in output
     assert here.left(within=15) == {}
+
+
+def test_a_head_that_gives_no_answer_ends_the_job_before_ray_ends_the_launcher(here):
+    launcher = here.start(SERVES + "time.sleep(600)", "--summary", "lost.json", TEST_SILENT="4")
+    here.pids(3)
+    head = here.cluster.head_node.all_processes["gcs_server"][0].process
+    head.send_signal(signal.SIGSTOP)
+    try:
+        output = launcher.communicate(timeout=60)[0]
+    finally:
+        head.send_signal(signal.SIGCONT)
+    assert launcher.returncode == 1
+    assert "tfdist: the head of the cluster of Ray (its GCS) has given no answer for 4 s" in output
+    assert json.loads((here.folder / "work" / "lost.json").read_text())["exit_code"] == 1
+    assert here.left(within=5) == {}
 
 
 def test_chief_worker_and_ps_train_on_three_nodes(here):
