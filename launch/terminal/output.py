@@ -232,14 +232,18 @@ class TaskOutput:
         self._terminal.say(f"{self.path}: {error.strerror}; the output of {self.task} is not written there from here on")
 
 
-def last_lines(path: Path) -> list[str]:
+def last_lines(path: Path, start: int = 0) -> list[str]:
     """Returns the last lines of a log file, at most 20, without TensorFlow's usual lines; none where it cannot be read.
 
     Where they are the stacks of a process that crashed, the first one is what the library said of it.
+
+    Args:
+        path: the file.
+        start: how many bytes of it to leave out.
     """
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+            file.seek(max(start, file.seek(0, os.SEEK_END) - _LAST_BYTES))
             lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return []

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from tfdist.cluster import Task
 from tfdist.strategies.runtime import reachability
 from tfdist.strategies.runtime.deadline import Deadline
-from tfdist.strategies.runtime.peers import Missing, StartTimeoutError, listener, wait_for_tasks
+from tfdist.strategies.runtime.peers import Missing, StartTimeoutError, listener, not_connected, wait_for_tasks
 from tfdist.strategies.runtime.task_address import connect
 
 GREETING = b"tfdist waits as "
@@ -122,8 +122,8 @@ def greet(name: str, task: Task, deadline: Deadline) -> Missing | None:
     """
     try:
         connection = connect(task, deadline.within(CONNECT_SECONDS))
-    except OSError:
-        return Missing.SILENT
+    except OSError as error:
+        return not_connected(error)
     try:
         with connection:
             connection.sendall(_line(name))

@@ -35,6 +35,10 @@ class Missing(enum.Enum):
         "no answer from",
         "start these tasks, or check that their addresses can be reached from here",
     )
+    NO_ADDRESS = (
+        "this machine finds no address for the name of",
+        "correct that name, or make it known here (DNS, /etc/hosts)",
+    )
     NOT_TENSORFLOW = (
         "something else than a TensorFlow server answers at the address of",
         "end that program, or describe another port",
@@ -51,6 +55,11 @@ class Missing(enum.Enum):
         "a training that has begun without this task still answers at the address of",
         "end it there, or wait until it has noticed that it lost a task, and start it again",
     )
+
+
+def not_connected(error: OSError) -> Missing:
+    """Returns what an error of `connect` means for a task that is awaited."""
+    return Missing.NO_ADDRESS if isinstance(error, socket.gaierror) else Missing.SILENT
 
 
 def is_listening(task: Task, timeout: float = 1.0) -> bool:
@@ -93,7 +102,11 @@ def note_failures(tasks: Iterable[Task], reason: str | None) -> None:
 
 
 def _why_missing(task: Task, deadline: Deadline) -> Missing | None:
-    return None if is_listening(task, min(1.0, max(0.01, deadline.remaining()))) else Missing.SILENT
+    try:
+        connect(task, deadline.within(1.0)).close()
+    except OSError as error:
+        return not_connected(error)
+    return None
 
 
 def wait_for_tasks(

@@ -11,7 +11,7 @@ import struct
 
 from tfdist.cluster import Task
 from tfdist.strategies.runtime.deadline import Deadline
-from tfdist.strategies.runtime.peers import Missing
+from tfdist.strategies.runtime.peers import Missing, not_connected
 from tfdist.strategies.runtime.task_address import connect
 
 CONNECT_SECONDS = 1.0
@@ -35,8 +35,8 @@ def why_missing(task: Task, deadline: Deadline) -> Missing | None:
     """
     try:
         connection = connect(task, deadline.within(CONNECT_SECONDS))
-    except OSError:
-        return Missing.SILENT
+    except OSError as error:
+        return not_connected(error)
     answer = b""
     with connection:
         try:

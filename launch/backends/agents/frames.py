@@ -35,8 +35,11 @@ BESIDE_REPORT = {"progress": SUFFIX, "steps": STEPS_SUFFIX}
 
 BOOTSTRAP = (
     "import sys;sys.path=[p for p in sys.path if p];"  # Not the modules in the home folder of the host.
+    "sys.excepthook=lambda*e:(sys.__excepthook__(*e),sys.stderr.write('%s: %s; this Python, %s, cannot run tfdist: install it "
+    "there, or name another Python (--ssh_python)\\n'%(e[0].__name__,e[1],sys.executable)));"
     "import json,os;f=open(0,'rb',0,closefd=False);h=json.loads(f.readline());"
-    "os.environ.update(h['env']);sys.path[:0]=h['path'];from tfdist.launch.backends.agents.agent import main;main(h)"
+    "os.environ.update(h['env']);sys.path[:0]=h['path'];from tfdist.launch.backends.agents.agent import main;"
+    "sys.excepthook=sys.__excepthook__;main(h)"
 )
 """The program that the remote Python gets on its command line. It is the same for every job: no value appears there."""
 
@@ -54,6 +57,7 @@ class Decoder:
     def __init__(self, start: bytes = b"") -> None:
         """Begins; everything before `start` is skipped."""
         self._start = start
+        self.skipped = ""  # The last line of it.
         self._buffer = bytearray()
         self._message: dict[str, Any] | None = None  # One that waits for its bytes.
 
@@ -63,6 +67,8 @@ class Decoder:
         if self._start:
             position = self._buffer.find(self._start)
             if position < 0:
+                lines = [line for line in bytes(self._buffer).decode("utf-8", "replace").splitlines() if line.strip()]
+                self.skipped = lines[-1].strip() if lines else self.skipped
                 del self._buffer[: -len(self._start)]
                 return []
             del self._buffer[: position + len(self._start)]

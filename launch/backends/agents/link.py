@@ -60,6 +60,7 @@ class Link:
             errors: Any = open(log, "ab")  # noqa: SIM115  closed below
         except OSError:
             errors = open(os.devnull, "wb")  # noqa: SIM115
+        self._log_start = os.fstat(errors.fileno()).st_size  # What an earlier connection has left says nothing of this one.
         with errors:
             self._process = popen(
                 command,
@@ -89,7 +90,9 @@ class Link:
         self._last_tick = now
         limit = self._limit if self._has_spoken else START_SECONDS
         if self.lost is None and self._silent > limit:
-            self._lose(f"nothing was heard from there for {limit:.0f} s")
+            silence = f"nothing was heard from there for {limit:.0f} s"
+            last = f"; the last line that {self._name} has shown is: {self._last_line()}" if self._last_line() else ""
+            self._lose(silence if self._has_spoken else f"{silence}, in which no agent has started{last}")
         elif now - self._said_at >= BEAT_SECONDS:
             self._said_at = now
             self.say({"beat": True})
@@ -151,6 +154,10 @@ class Link:
             ended = (
                 f"{self._name} ended with {self._process.returncode}" if self.wait(2.0) else f"{self._name} closed its output"
             )
-            last = last_lines(self._log)[-1:]
-            reason = f"{ended}: {printable(last[0].strip())}" if last else ended
+            reason = f"{ended}: {self._last_line()}" if self._last_line() else ended
         self.lost = self.lost or reason
+
+    def _last_line(self) -> str:
+        """Returns the last line of standard error; without one that of the output before the first word of the agent."""
+        last = last_lines(self._log, self._log_start)[-1:]
+        return printable(last[0].strip() if last else "" if self._has_spoken else self._decoder.skipped)

@@ -101,7 +101,15 @@ def test_a_lost_connection_says_why(open_link, monkeypatch):
     speaks_once = f"os.write(1, {START!r} + b'{{\"beat\": true}}\\n'); time.sleep(60)"
     assert until_lost(open_link(speaks_once, silence=0.5)) == "nothing was heard from there for 0 s"
     monkeypatch.setattr(link, "START_SECONDS", 0.5)
-    assert until_lost(open_link("time.sleep(60)")) == "nothing was heard from there for 0 s"
+    silence = "nothing was heard from there for 0 s, in which no agent has started"
+    assert until_lost(open_link("time.sleep(60)")) == silence
+    last = f"; the last line that {sys.executable} has shown is: Enter PASSCODE:"
+    monkeypatch.setattr(link, "START_SECONDS", 2.0)
+    assert until_lost(open_link("print('Welcome\\n\\nEnter PASSCODE: ', flush=True); time.sleep(60)")) == (
+        silence.replace("0 s", "2 s") + last
+    )
+    shown = f"{sys.executable} ended with 0: module: command not found"
+    assert until_lost(open_link("print('module: command not found')")) == shown
 
 
 def test_a_message_to_a_host_that_reads_nothing_waits_in_memory(open_link):
@@ -109,6 +117,17 @@ def test_a_message_to_a_host_that_reads_nothing_waits_in_memory(open_link):
     begin = time.monotonic()
     connection.say({"start": "x" * 10_000_000})
     assert time.monotonic() - begin < 5 and connection.lost is None
+
+
+def test_a_python_that_lacks_a_package_of_tfdist_is_named():
+    line = encode({"env": {}, "path": [str(CHECKOUT)]})
+    words = [sys.executable, "-S", "-c", BOOTSTRAP]
+    got = subprocess.run(words, input=line, capture_output=True, env={}, timeout=60)
+    said = got.stderr.decode().splitlines()
+    assert got.returncode == 1 and said[0].startswith("Traceback")
+    assert said[-1].startswith(
+        f"ModuleNotFoundError: No module named 'absl'; this Python, {sys.executable}, cannot run tfdist: "
+    )
 
 
 def test_the_bootstrap_takes_variables_from_its_first_line_and_not_from_its_command_line(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from tfdist.cluster import Task
 from tfdist.strategies.runtime import peers
 from tfdist.strategies.runtime.deadline import Deadline
+from tfdist.strategies.runtime.each_other import greet
 from tfdist.strategies.runtime.peers import Missing, StartTimeoutError, port_error, wait_for_tasks
 from tfdist.strategies.runtime.server_identity import why_missing
 
@@ -42,16 +43,29 @@ def closed_task(job="ps", index=0):
 
 
 def test_tasks_are_asked_at_the_same_time(monkeypatch):
-    def one_after_the_other(task, timeout):
-        time.sleep(timeout)
-        return task.index == 0
+    def one_after_the_other(task, deadline):
+        time.sleep(deadline.remaining())
+        if task.index:
+            raise TimeoutError
+        return socket.socket()
 
-    monkeypatch.setattr(peers, "is_listening", one_after_the_other)
+    monkeypatch.setattr(peers, "connect", one_after_the_other)
     tasks = [Task("worker", index, "192.0.2.1", 1) for index in range(20)]
     begin = time.monotonic()
     with pytest.raises(StartTimeoutError, match=r"gave up after 0 s: no answer from worker:1 .* and 9 more; start these tasks"):
         wait_for_tasks(tasks, 0.4, print)
     assert time.monotonic() - begin < 3.0  # One after the other: 20 s.
+
+
+@pytest.mark.parametrize("why", [None, why_missing, lambda task, deadline: greet("worker:0", task, deadline)])
+def test_a_name_without_an_address_is_said(why, monkeypatch):
+    monkeypatch.setattr(peers, "LOG_SECONDS", 0.3)
+    said = []
+    words = r"this machine finds no address for the name of worker:0 \(h\.invalid:1\); correct that name"
+    tasks = [Task("worker", 0, "h.invalid", 1), Task("worker", 1, "localhost", 1)]
+    with pytest.raises(StartTimeoutError, match=words):
+        wait_for_tasks(tasks, 1.0, said.append, *([why] if why else []))
+    assert said[-1].endswith("; this machine finds no address for the name of worker:0 (h.invalid:1)")
 
 
 def test_a_task_that_starts_later_is_found():
