@@ -41,6 +41,10 @@ def delay_after(quick: int) -> float:
     return min(FIRST_DELAY_SECONDS * 2 ** (quick - 1), LONGEST_DELAY_SECONDS) if quick else 0.0
 
 
+GOES_ON = "the training continues"
+"""What the training does while others replace a task that is gone."""
+
+
 @dataclass
 class _Restartable:
     task: Task
@@ -74,7 +78,7 @@ class Restarts:
         limit: int = MAX_RESTARTS,
         window: float = WINDOW_SECONDS,
         limits: Mapping[str, int] | None = None,
-        meanwhile: str = "the training continues",
+        meanwhile: str = GOES_ON,
         can_continue: Callable[[Collection[str]], bool] = lambda running: True,
         awaited: Collection[Task] = (),
     ) -> None:
@@ -144,7 +148,7 @@ class Restarts:
         if event.code == 0 or self._over or each.used >= each.limit:
             each.ended = True
             if event.code and not self._over:
-                goes_on = "the training continues" if self.can_continue else "the training cannot go on"
+                goes_on = GOES_ON if self.can_continue else "the training cannot go on"
                 self._say(
                     f"{event.task} failed {each.restarts + 1} times, most recently because {event.cause}; {goes_on} without it"
                     if each.limit
@@ -187,6 +191,7 @@ class Restarts:
         """Restarts tasks whose delay is over, and kills tasks that were stopped for too long."""
         now = time.monotonic()
         passed, self._last_tick = min(now - self._last_tick, LONGEST_TICK_SECONDS), now
+        up = [name for name in self.running if self._all[name].restart_at is None]
         for name, each in self._all.items():
             if each.restart_at is not None and now >= each.restart_at:
                 each.restart_at = None
@@ -195,6 +200,8 @@ class Restarts:
                 each.started_at = now
                 # Said only now: a task that ended because the chief's program failed did not end early.
                 meanwhile = "the training waits for it" if each.is_awaited else self._meanwhile
+                if meanwhile == GOES_ON and not self._can_continue(up):
+                    meanwhile = "no worker group can train now, and the training waits for one"
                 if not each.unreached:
                     self._say(f"{name} ended early: {each.cause}; {meanwhile}, and the task is restarted")
                 elif each.unreached.bit_count() == 1:  # The first, second, 4th, 8th time.

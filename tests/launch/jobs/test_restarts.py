@@ -126,6 +126,26 @@ def test_the_training_waits_for_a_ps_and_cannot_go_on_without_it(monkeypatch):
     ]
 
 
+def test_that_nobody_trains_is_said_when_all_workers_end_together(monkeypatch):
+    clock = types.SimpleNamespace(now=100.0)
+    monkeypatch.setattr(restarts, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
+    tasks, said = [Task("worker", index) for index in range(3)], []
+    ignore = lambda task: None  # noqa: E731
+    watched = restarts.Restarts(tasks, start=ignore, kill=ignore, say=said.append, can_continue=lambda running: bool(running))
+    for ended, text in (
+        (tasks[:2], "the training continues"),
+        (tasks, "no worker group can train now, and the training waits for one"),
+    ):
+        for task in ended:
+            watched.exited(Exited(task.name, -9, 0.0))
+        clock.now += 5.0
+        watched.tick()
+        assert said == [
+            f"{task.name} ended early: it was killed by SIGKILL; {text}, and the task is restarted" for task in ended
+        ]
+        said.clear()
+
+
 def test_workers_are_replaceable_where_a_chief_coordinates_them_and_a_group_needs_all_of_its_tasks():
     def job(worker_groups=(), **fields):
         tasks = (Task("chief", 0), Task("worker", 0, slots=2), Task("worker", 1, slots=2), Task("ps", 0))
