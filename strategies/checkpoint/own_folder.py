@@ -9,8 +9,8 @@ import stat
 import tempfile
 import weakref
 
-_PREFIX = f"tfdist-copy-{os.uname().nodename}-"
-"""Begins the names of this machine's folders: locks of another one may be unknown here, where machines share the folder."""
+COPY, AGENT = "copy", "agent"
+"""What folders are for: copies of a backup, and the files of an agent (launch/backends/agents)."""
 
 _locks: set[int] = set()
 """The descriptors of the folders of this process."""
@@ -26,10 +26,16 @@ class OwnFolder:
         name: the path of the folder.
     """
 
-    def __init__(self) -> None:
-        _remove_left_over()
+    def __init__(self, use: str = COPY) -> None:
+        """Makes and locks it.
+
+        Args:
+            use: what it is for, which its name says.
+        """
+        prefix = _prefix(use)
+        _remove_left_over(prefix)
         while True:
-            self.name = tempfile.mkdtemp(prefix=_PREFIX)
+            self.name = tempfile.mkdtemp(prefix=prefix)
             try:
                 lock = os.open(self.name, os.O_RDONLY | os.O_DIRECTORY)
             except FileNotFoundError:
@@ -60,9 +66,14 @@ def _remove(path: str, lock: int) -> None:
         os.close(lock)
 
 
-def _remove_left_over() -> None:
+def _prefix(use: str) -> str:
+    """Begins the names of this machine's folders: locks of another one may be unknown here, where machines share the folder."""
+    return f"tfdist-{use}-{os.uname().nodename}-"
+
+
+def _remove_left_over(prefix: str) -> None:
     """Removes the folders of this user that no process has locked."""
-    for path in glob.glob(glob.escape(os.path.join(tempfile.gettempdir(), _PREFIX)) + "*"):
+    for path in glob.glob(glob.escape(os.path.join(tempfile.gettempdir(), prefix)) + "*"):
         with contextlib.suppress(OSError):  # It is another user's, or locked, or has just been removed.
             found = os.lstat(path)
             if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):

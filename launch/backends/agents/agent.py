@@ -8,11 +8,9 @@ signal stops it for as long, the fork server ends them.
 import dataclasses
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -27,6 +25,7 @@ from tfdist.launch.backends.local.backend import LocalTasks, plan
 from tfdist.launch.backends.local.ports import is_free, is_local
 from tfdist.launch.jobs.events import Event, Exited, Listening, Lost, Memory, NotStarted, Output, Ready, Started, Stopped, Used
 from tfdist.launch.jobs.job import Job, JobFiles, Program
+from tfdist.strategies.checkpoint.own_folder import AGENT, OwnFolder
 from tfdist.version import __version__
 
 POLL_SECONDS = 0.5
@@ -300,11 +299,11 @@ def main(hello: dict[str, Any]) -> NoReturn:
     launcher = _Launcher(hello["silence"])
     if "SLURM_JOB_ID" in os.environ:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # The launcher gets it, too, and ends the tasks in order.
-    folder = Path(tempfile.mkdtemp(prefix="tfdist-agent-"))
+    own = OwnFolder(AGENT)
     code = 1
     try:
         _check(hello)
-        _Agent(launcher, hello, folder).serve()
+        _Agent(launcher, hello, Path(own.name)).serve()
         code = 0
     except _Ended:
         pass
@@ -314,6 +313,6 @@ def main(hello: dict[str, Any]) -> NoReturn:
         except _Ended:
             pass
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        own.cleanup()
     sys.stderr.flush()
     os._exit(code)  # Threads that look up a name may still wait.

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -25,6 +27,7 @@ from tfdist.launch.jobs.events import Memory, Ready, Started, Unreachable, Used
 from tfdist.launch.jobs.job import Job, JobFiles, Program
 from tfdist.launch.jobs.progress import Progress, read
 from tfdist.planner.use import Use
+from tfdist.strategies.checkpoint.own_folder import AGENT, OwnFolder
 from tfdist.version import __version__
 
 pytestmark = pytest.mark.slow
@@ -128,6 +131,20 @@ def test_a_python_that_lacks_a_package_of_tfdist_is_named():
     assert said[-1].startswith(
         f"ModuleNotFoundError: No module named 'absl'; this Python, {sys.executable}, cannot run tfdist: "
     )
+
+
+def test_an_agent_removes_the_folders_of_agents_that_were_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with OwnFolder(AGENT) as of_another:
+        left = Path(of_another.rpartition("-")[0] + "-killed")
+        (left / "log").mkdir(parents=True)
+        hello = {"env": {}, "path": [str(CHECKOUT)], "silence": 5.0, "folder": "/no/folder", "program": {"script": None}}
+        environ = {**os.environ, "TMPDIR": str(tmp_path)}
+        got = subprocess.run(
+            [sys.executable, "-c", BOOTSTRAP], input=encode(hello), env=environ, capture_output=True, timeout=60
+        )
+        assert b"the working folder /no/folder cannot be used there" in got.stdout
+        assert list(tmp_path.iterdir()) == [Path(of_another)]
 
 
 def test_the_bootstrap_takes_variables_from_its_first_line_and_not_from_its_command_line(tmp_path):
