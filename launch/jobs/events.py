@@ -175,10 +175,12 @@ class Lost:
     Attributes:
         reason: a sentence that says what ended, and why.
         refused: whether no task can run with what is installed: starting again would not help.
+        is_host_away: whether nothing on a host answers, which may be starting.
     """
 
     reason: str
     refused: bool = False
+    is_host_away: bool = False
 
 
 Event = Exited | Output | Started | Memory | Used | Listening | Stopped | Ready | Lost

@@ -82,7 +82,7 @@ def _run(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher, t
                 board.look()
                 board.note(status)
 
-        restarts = JobRestarts(settings.max_restarts, settings.restart_window)
+        restarts = JobRestarts(settings.max_restarts, settings.restart_window, settings.start_timeout)
         begin = time.monotonic()
         while True:
             view.show()

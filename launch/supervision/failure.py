@@ -25,6 +25,7 @@ class Failure:
         task: name of the task that caused it, or None.
         log: a file that tells more where no task caused it, or None.
         may_pass: whether the job may succeed if all tasks are started again.
+        is_host_away: whether no task was started because nothing on a host answers, which may be starting.
     """
 
     reason: str
@@ -32,6 +33,7 @@ class Failure:
     task: str | None = None
     log: Path | None = None
     may_pass: bool = False
+    is_host_away: bool = False
 
 
 def ended_by(number: int) -> Failure:

@@ -303,7 +303,7 @@ class Supervisor:
             self._workers.stop()
             for task in self._job.cluster.tasks:
                 self._tasks.exits.setdefault(task.name, -signal.SIGKILL)
-            failure = Failure(event.reason, 1, log=self._runner.log, may_pass=True)
+            failure = Failure(event.reason, 1, log=self._runner.log, may_pass=True, is_host_away=event.is_host_away)
             self._first_failure.report(Failure(event.reason, 2) if event.refused else failure)
 
     def _handle_exit(self, event: Exited) -> None:

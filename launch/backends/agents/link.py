@@ -26,6 +26,7 @@ class Link:
     Attributes:
         host: the host, as the description names it.
         lost: why the connection is gone, as the second half of a sentence; None while it stands.
+        has_spoken: whether an agent has said anything there.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Link:
         self._log = log
         self._name = command[0]
         self._limit: float = first_line["silence"]
-        self._has_spoken = False
+        self.has_spoken = False
         self._decoder = Decoder(START)
         self._unsent = bytearray(encode(first_line))
         self._silent = 0.0
@@ -88,11 +89,11 @@ class Link:
         now = time.monotonic()
         self._silent += min(now - self._last_tick, LONGEST_TICK_SECONDS)
         self._last_tick = now
-        limit = self._limit if self._has_spoken else START_SECONDS
+        limit = self._limit if self.has_spoken else START_SECONDS
         if self.lost is None and self._silent > limit:
             silence = f"nothing was heard from there for {limit:.0f} s"
             last = f"; the last line that {self._name} has shown is: {self._last_line()}" if self._last_line() else ""
-            self._lose(silence if self._has_spoken else f"{silence}, in which no agent has started{last}")
+            self._lose(silence if self.has_spoken else f"{silence}, in which no agent has started{last}")
         elif now - self._said_at >= BEAT_SECONDS:
             self._said_at = now
             self.say({"beat": True})
@@ -116,7 +117,7 @@ class Link:
         except ValueError:
             self._lose("something else than the agent wrote to the connection")
             return []
-        self._has_spoken = self._has_spoken or bool(found)
+        self.has_spoken = self.has_spoken or bool(found)
         return found
 
     def wait(self, timeout: float) -> bool:
@@ -160,4 +161,4 @@ class Link:
     def _last_line(self) -> str:
         """Returns the last line of standard error; without one that of the output before the first word of the agent."""
         last = last_lines(self._log, self._log_start)[-1:]
-        return printable(last[0].strip() if last else "" if self._has_spoken else self._decoder.skipped)
+        return printable(last[0].strip() if last else "" if self.has_spoken else self._decoder.skipped)

@@ -278,13 +278,13 @@ class RemoteTasks:
 
     def _lose(self, host: str) -> None:
         """Reports what a lost connection means: before the start of the tasks, the end of the job."""
-        reason = self._links[host].lost
+        reason, is_away = self._links[host].lost, not self._links[host].has_spoken
         had_started = host in self._ready
         if host in self._hellos and not self._is_closing:
             _left_at[self._shown(host)] = time.monotonic()
         self._drop(host)
         if not self._is_ready:
-            self._events.append(Lost(f"{self._shown(host)} cannot be used: {reason}"))
+            self._events.append(Lost(f"{self._shown(host)} cannot be used: {reason}", is_host_away=is_away))
             return
         why = f"{self._shown(host)}: {reason}"
         for name in sorted(self._running):

@@ -336,6 +336,33 @@ def test_a_model_trains_on_two_hosts_and_each_imports_tensorflow_once(hosts):
     assert "worker:0 | Epoch 2/2" in output
 
 
+def wait_for(condition, log):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+
+
+@needs("namespaces")
+def test_a_job_that_starts_again_waits_for_a_host_that_is_away_and_that_is_one_restart(far_hosts):
+    body = SERVES + "while not os.path.exists('go'): time.sleep(0.05)\n"
+    launcher = far_hosts.start(body, "--ssh_silence", "3", "--max_restarts", "1", "--detach")
+    launcher.communicate(timeout=40)
+    far_hosts.pids(4)
+    log = next(far_hosts.folder.glob("state/jobs/*/output.log"))
+    time.sleep(1)  # Until the launcher knows that all tasks listen.
+    subprocess.run(["ip", "link", "set", f"v{os.getpid()}1", "down"], check=True)
+    wait_for(lambda: log.read_text().count("h2 cannot be used: ssh ended with 255: ") == 2, log)
+    for path in far_hosts.folder.glob("pid-*"):
+        path.unlink()
+    subprocess.run(["ip", "link", "set", f"v{os.getpid()}1", "up"], check=True)
+    far_hosts.pids(4)
+    (far_hosts.folder / "go").touch()
+    wait_for(lambda: "tfdist: done" in log.read_text(), log)
+    assert log.read_text().count("(restart 1 of 1)") == 3  # The end of the first attempt, and two that could not begin.
+    assert far_hosts.left(within=5) == {}
+
+
 @needs("namespaces")
 def test_under_hogwild_a_worker_whose_link_was_cut_is_started_again_when_the_link_is_back(far_hosts):
     ports = [ssh_here.free_port() for _ in range(4)]
@@ -350,17 +377,11 @@ def test_under_hogwild_a_worker_whose_link_was_cut_is_started_again_when_the_lin
     first = (far_hosts.folder / "pid-worker-1").read_text()
     log = next(far_hosts.folder.glob("state/jobs/*/output.log"))
 
-    def wait_for(condition):
-        deadline = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
-
     time.sleep(1)  # Until the launcher knows that all tasks listen.
     subprocess.run(["ip", "link", "set", f"v{os.getpid()}1", "down"], check=True)
-    wait_for(lambda: "worker:1 ended early: it cannot be reached any more: h2: nothing was heard" in log.read_text())
+    wait_for(lambda: "worker:1 ended early: it cannot be reached any more: h2: nothing was heard" in log.read_text(), log)
     subprocess.run(["ip", "link", "set", f"v{os.getpid()}1", "up"], check=True)
-    wait_for(lambda: (far_hosts.folder / "pid-worker-1").read_text() not in ("", first))
+    wait_for(lambda: (far_hosts.folder / "pid-worker-1").read_text() not in ("", first), log)
     assert processes_of(far_hosts.mark).keys() & {int(first)} == set()
     assert handle.startswith("ssh://")
     for pid in processes_of(far_hosts.mark):

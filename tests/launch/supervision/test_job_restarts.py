@@ -42,3 +42,26 @@ def test_the_delay_doubles_while_attempts_end_quickly_at_the_same_place():
     assert restarts.after(ended(reached=(1, 6))) == 0  # It got farther.
     assert restarts.after(ended(reached=(1, 3))) == 1
     assert restarts.after(ended(seconds=10, reached=(1, 3))) == 0  # It ran for a while.
+
+
+def test_attempts_do_not_count_for_which_a_host_that_was_used_before_is_away():
+    now = [0.0]
+    away = ended(Failure("h2 cannot be used", 1, may_pass=True, is_host_away=True), seconds=0.0)
+    restarts = JobRestarts(limit=1, window=600, patience=300, clock=lambda: now[0])
+    assert restarts.after(ended()) is not None
+    delays = []
+    for now[0] in range(10, 100, 10):
+        delays.append(restarts.after(away))
+    assert delays == [1, 2, 4, 8, 15, 15, 15, 15, 15]
+    assert (restarts.count, restarts.used) == (10, 1)
+    now[0] = 301.0
+    assert restarts.after(away) is None
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_a_host_that_never_answered_is_not_waited_for(limit):
+    restarts = JobRestarts(limit=limit, window=600, patience=300)
+    away = ended(Failure("h2 cannot be used", 1, may_pass=True, is_host_away=True), seconds=0.0)
+    assert [restarts.after(away) is None for _ in range(2)] == [limit == 0, True]
+    if limit == 0:
+        assert restarts.after(ended()) is None and restarts.after(away) is None
