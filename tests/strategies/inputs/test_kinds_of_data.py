@@ -79,6 +79,15 @@ def test_replicas_that_share_batches_refuse_those_of_tensors_of_different_sizes(
     assert "[batch[0] has as many rows:] [8] [batch[1] has:] [24] [But replicas share" in at_run_time
 
 
+def test_an_error_says_whose_data_have_no_batches(ran):
+    name, results = ran
+    message = {
+        "mirrored": "the dataset has no batches",
+        "hogwild": "the dataset of worker group 1 ended in the group's first call, which reads",
+    }
+    assert message.get(name, "and this is data that workers read") in results["data_that_a_group_lacks"][0]
+
+
 def _flat(value):
     if isinstance(value, dict):
         return [each for name in sorted(value) for each in _flat(value[name])]

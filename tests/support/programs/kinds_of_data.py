@@ -218,6 +218,20 @@ def batches_of_two_sizes(scope):
     return messages
 
 
+@case
+def data_that_a_group_lacks(scope):
+    def of_group(context):  # As files of which there are fewer than groups.
+        data = tf.data.Dataset.from_tensor_slices((X, Y))
+        lacks = context.input_pipeline_id == context.num_input_pipelines - 1
+        return (data.take(0) if lacks else data).repeat().batch(SIZE)
+
+    try:
+        data = scope.__self__.distribute_datasets_from_function(of_group)
+        return regression(scope).fit(data, steps_per_epoch=BATCHES, verbose=0).history
+    except ValueError as error:
+        return [str(error)]
+
+
 def main():
     description, *names = sys.argv[1:]
     if description.isdigit():
