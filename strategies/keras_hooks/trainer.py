@@ -31,6 +31,7 @@ from tfdist.strategies.keras_hooks import (
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, begin_anew
 from tfdist.strategies.private_api import KerasVariable, TensorFlowTrainer, is_default, patches
+from tfdist.strategies.private_api.deferred_restores import held_back
 
 _log = logging.getLogger("tfdist")
 
@@ -168,6 +169,8 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
     try:
         with contextlib.ExitStack() as stack:
             if hooks is not None:
+                if not model.built:
+                    stack.enter_context(held_back(model, model.distribute_strategy.scope))
                 stack.enter_context(_unbuilt_metrics(model, data_batch))
                 stack.enter_context(_quiet(model))
             original(model, iterator, data_batch)

@@ -232,6 +232,20 @@ def data_that_a_group_lacks(scope):
         return [str(error)]
 
 
+@case
+def a_checkpoint_that_is_restored_before_the_first_batch_builds_the_model(scope):
+    saved = regression(scope)
+    saved.fit(X, Y, batch_size=SIZE, verbose=0)
+    saved.set_weights([weight * 2 + 1 for weight in saved.get_weights()])
+    tf.train.Checkpoint(model=saved).write("before_build")
+    with scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    tf.train.Checkpoint(model=model).read("before_build")
+    model.fit(X, Y, batch_size=SIZE, verbose=0)
+    return [int(model.optimizer.iterations.numpy()), *[each.evaluate(X, Y, verbose=0) for each in (model, saved)]]
+
+
 def main():
     description, *names = sys.argv[1:]
     if description.isdigit():
