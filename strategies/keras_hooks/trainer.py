@@ -162,7 +162,7 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
     if hooks is not None and iterator is not None:
         iterator, data_batch = None, None if _is_complete(model, has_call) else _example_batch(hooks, iterator)
         if _has_own_step(model) and not step_build.has_built(model) and not _has_all_variables(model):
-            with model.distribute_strategy.scope():
+            with held_back(model, model.distribute_strategy.scope), model.distribute_strategy.scope():
                 step_build.build(model, data_batch)
     if hooks is not None and not model.built and not has_call:
         mark_as_built(model)
