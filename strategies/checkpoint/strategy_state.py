@@ -5,6 +5,7 @@ stay theirs: every strategy loads them, and so does a program without tfdist.
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -126,7 +127,30 @@ def _load_state(
         set_state = None
     original(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
     if set_state:
-        set_state(saveable, _read(weights_store.h5_file))
+        with _file_of_state(weights_store) as file:
+            set_state(saveable, _read(file))
+
+
+@contextlib.contextmanager
+def _file_of_state(store: Any) -> Iterator[Any]:
+    """Yields the open file of a store that may have the state: of weights in several files (`max_shard_size`) the last one.
+
+    Keras leaves another one open, that with the first of the values which it has read last.
+    """
+    names = {name for found in _weight_map_of(store).values() for name in ([found] if isinstance(found, str) else found)}
+    last = os.path.join(os.path.dirname(store.h5_file.filename), max(names)) if names else store.h5_file.filename
+    if last == store.h5_file.filename:
+        yield store.h5_file
+        return
+    with h5py.File(last, "r") as file:
+        yield file
+
+
+def _weight_map_of(store: Any) -> Any:
+    """Returns the index of weights in several files, variables -> names of files, a dict. It is empty for one file."""
+    if not isinstance(store, saving_lib.ShardedH5IOStore) or store.archive:
+        return {}
+    return store.sharding_config["weight_map"]
 
 
 def _read(file: Any) -> dict[str, Any]:
@@ -164,7 +188,8 @@ def _restore(original: Callable[..., Any], saver: Any, save_path: Any, options: 
     if save_path is not None and tf.executing_eagerly():
         reader = None
         for number, (model, set_state) in enumerate(_models_in(saver, "set_training_state")):
-            reader = reader or tf.train.load_checkpoint(save_path)
+            # As TensorFlow opens it: `tf.train.load_checkpoint` takes a folder of the same name instead.
+            reader = reader or tf.compat.v1.train.NewCheckpointReader(save_path)
             prefix = f"{NAME}/{number}/"
             names = [name for name in reader.get_variable_to_shape_map() if name.startswith(prefix)]
             set_state(model, {name.removeprefix(prefix): reader.get_tensor(name) for name in names})

@@ -22,6 +22,7 @@ from tfdist.strategies.data_parallel.writers import without_files
 from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset, SplitBatch, at_least_one, examples_of, per_replica
 from tfdist.strategies.inputs.batches import as_tensors, concatenated, none_without_examples
+from tfdist.strategies.inputs.source import EmptyDatasetError
 from tfdist.strategies.keras_hooks import calls
 from tfdist.strategies.keras_hooks.calls import Call
 from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
@@ -217,7 +218,11 @@ class DataParallelHooks(KerasHooks):
         """See `KerasHooks`."""
         if isinstance(source, ShardedDataset):
             return source.example()
-        return tf.nest.map_structure(lambda v: self._strategy.experimental_local_results(v)[0], next(iter(source)))
+        try:
+            first = next(iter(source))
+        except StopIteration:
+            raise EmptyDatasetError from None
+        return tf.nest.map_structure(lambda v: self._strategy.experimental_local_results(v)[0], first)
 
     def callbacks(self, callbacks: list[Any]) -> list[Any]:
         """See `KerasHooks`: on the chief all, elsewhere all but those that only write files, and no files of the others.

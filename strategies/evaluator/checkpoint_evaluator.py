@@ -107,9 +107,10 @@ class CheckpointEvaluator:
         job = self._training.job(fit)
         evaluations.continue_bests(job)  # A call whose checkpoints were all evaluated before a restart has loaded none.
         final = self._training.final(fit)
+        is_built = evaluations.build()  # The program may go on with a model that was never evaluated.
         if final is None:
             _log.warning("%s: there are no weights of the end of fit number %d; the model keeps its own", self.name, fit)
-        elif evaluations.build():
+        elif is_built:
             model.load_weights(final)
         history = evaluations.history(job)
         history.history.update(self._training.history(fit))

@@ -81,8 +81,8 @@ class Evaluations:
         self._fit = fit
         self._verbose = arguments["verbose"] not in (0, False)
         callbacks = listed(arguments["callbacks"])
-        # `evaluate` calls only their on_test_… methods. Of Keras' callbacks TensorBoard alone writes files there, the chief's.
-        self._callbacks = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.TensorBoard)]
+        # `evaluate` calls only their on_test_… methods.
+        self._callbacks = [callback for callback in callbacks if not _is_chiefs(callback)]
         self._exports = [c for c in callbacks if isinstance(c, keras.callbacks.ModelCheckpoint) and _exports_best(c)]
         for position, callback in enumerate(self._exports):
             file = os.path.basename(callback.filepath)
@@ -177,6 +177,16 @@ def _write_scalar(tag: str, value: float, step: int) -> None:
     """Writes what `tf.summary.scalar` writes. That function needs the package tensorboard; this one only TensorFlow."""
     scalars = tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
     tf.summary.write(tag, tf.constant(value), step, tf.compat.v1.SummaryMetadata(plugin_data=scalars))
+
+
+def _is_chiefs(callback: Any) -> bool:
+    """Returns whether a callback is left out of `evaluate`, because the chief has done what it would do.
+
+    Of Keras' callbacks TensorBoard alone writes files there, the chief's. With `swap_on_epoch` SwapEMAWeights leaves the
+    averaged weights in the model at the end of an epoch, and so in its checkpoint. It would swap them for the others.
+    """
+    swaps = isinstance(callback, keras.callbacks.SwapEMAWeights) and callback.swap_on_epoch
+    return swaps or isinstance(callback, keras.callbacks.TensorBoard)
 
 
 def _exports_best(callback: Any) -> bool:

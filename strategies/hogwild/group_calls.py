@@ -263,7 +263,12 @@ class GroupCalls:
         if not isinstance(batches[0], WorkerBatch):
             return self._function.traced(batches, element_spec, variant)
         functions = [self._function_that_reads(group, variant, batches[0].data) for group in self._strategy.worker_groups]
-        return lambda batches, group, numbers: functions[group](chief_device.constant(numbers), batches[0].data.handles[group])
+
+        def read(batches: list[Any], group: int, numbers: Any) -> Any:
+            call = functools.partial(functions[group], chief_device.constant(numbers))
+            return batches[0].data.read(group, len(batches), call)
+
+        return read
 
     def _function_that_reads(self, group: WorkerGroup, variant: Hashable, data: WorkerInput) -> Any:
         variant = self._steps.variant_of(group, variant)

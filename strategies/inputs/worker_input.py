@@ -4,12 +4,15 @@
 """
 
 import copy
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies.inputs.source import BatchIterator, BatchSource
+
+_log = logging.getLogger("tfdist")
 
 
 class WorkerBatch:
@@ -42,6 +45,7 @@ class WorkerInput(BatchSource):
         self._first = first
         self._example: Any = None
         self._begun: dict[int, int] = {}
+        self._have_read: set[int] = set()  # The groups that have read all batches of a call.
 
     def example(self) -> Any:
         """See `BatchSource`: the first batch of the first group's dataset, which the chief can read too."""
@@ -70,6 +74,32 @@ class WorkerInput(BatchSource):
             self.makers[group](handle)
         self.handles[group] = handle
         self._begun[group] = start
+
+    def read(self, group: int, count: int, call: Callable[[Any], Any]) -> Any:
+        """Returns what the call of a group returns that reads batches.
+
+        Args:
+            group: the number of the group.
+            count: how many batches it reads.
+            call: takes the handle of the group's iterator.
+
+        Raises:
+            ValueError: if the dataset ends in the first call of the group, as one without batches.
+            tf.errors.OutOfRangeError: if it ends later. Keras ends the epoch then, and the training, for all groups.
+        """
+        try:
+            result = call(self.handles[group])
+        except tf.errors.OutOfRangeError:
+            if group in self._have_read:
+                _log.warning("the dataset of worker group %d has ended, which ends the epoch of all; let it repeat", group)
+                raise
+            raise ValueError(
+                f"the dataset of worker group {group} ended in the group's first call, which reads {count} batches. Every "
+                "group needs data, and a dataset that repeats them: `shard` of the files leaves groups without any if there "
+                "are fewer files than groups; shard the examples then"
+            ) from None
+        self._have_read.add(group)
+        return result
 
 
 def next_batch(element_spec: Any, handle: Any) -> Any:

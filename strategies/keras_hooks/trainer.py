@@ -31,6 +31,7 @@ from tfdist.strategies.keras_hooks import (
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, begin_anew
 from tfdist.strategies.private_api import KerasVariable, TensorFlowTrainer, is_default, patches
+from tfdist.strategies.private_api.deferred_restores import held_back
 
 _log = logging.getLogger("tfdist")
 
@@ -161,13 +162,15 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
     if hooks is not None and iterator is not None:
         iterator, data_batch = None, None if _is_complete(model, has_call) else _example_batch(hooks, iterator)
         if _has_own_step(model) and not step_build.has_built(model) and not _has_all_variables(model):
-            with model.distribute_strategy.scope():
+            with held_back(model, model.distribute_strategy.scope), model.distribute_strategy.scope():
                 step_build.build(model, data_batch)
     if hooks is not None and not model.built and not has_call:
         mark_as_built(model)
     try:
         with contextlib.ExitStack() as stack:
             if hooks is not None:
+                if not model.built:
+                    stack.enter_context(held_back(model, model.distribute_strategy.scope))
                 stack.enter_context(_unbuilt_metrics(model, data_batch))
                 stack.enter_context(_quiet(model))
             original(model, iterator, data_batch)

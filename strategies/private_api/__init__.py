@@ -67,6 +67,7 @@ is_default: Any = need("keras.src.utils.python_utils", "is_default")
 
 # Where Keras writes a model and its weights, and TensorFlow a checkpoint and a SavedModel. Everything that saves calls these.
 saving_lib: Any = need("keras.src.saving.saving_lib")
+need("keras.src.saving.saving_lib", "ShardedH5IOStore")
 legacy_h5_format: Any = need("keras.src.legacy.saving.legacy_h5_format")
 file_utils: Any = need("keras.src.utils.file_utils")
 TrackableSaver: Any = need("tensorflow.python.checkpoint.checkpoint", "TrackableSaver")

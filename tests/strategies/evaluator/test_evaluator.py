@@ -345,6 +345,31 @@ def test_several_fits_early_stopping_and_unscoped_models_stay_in_step(start, pro
     assert "fit has no validation data, so nothing is evaluated" in job.output
 
 
+def test_averaged_weights_are_evaluated_and_a_call_without_any_weights_leaves_a_model_that_works(start, program, read_json):
+    body = """
+    import tfdist
+    strategy = tfdist.strategy()
+    import keras, numpy as np, time
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+    model.compile(keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9), "mse")  # Outside of the scope.
+    x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+    y = x.sum(axis=1, keepdims=True)
+    while tfdist.role() == "evaluator" and not pathlib.Path("chief.json").exists():
+        time.sleep(0.1)
+    for _ in range(6):  # One more than are kept.
+        model.fit(x, y, verbose=0)
+        model.evaluate(x, y, verbose=0)
+    swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+    losses = model.fit(x, y, epochs=3, validation_data=(x, y), callbacks=[swap], verbose=0).history["val_loss"]
+    pathlib.Path(tfdist.role() + ".json").write_text(json.dumps(losses))
+    """
+    job = start("-m", "tfdist.launch", "--tier", "BASIC", "--evaluator", script_of(program, body))
+    assert job.wait(200) == 0, job.output
+    assert "there are no weights of the end of fit number 1; the model keeps its own" in job.output
+    assert len(read_json("chief.json")) == 3 and read_json("evaluator.json") == pytest.approx(read_json("chief.json"), rel=1e-5)
+
+
 def script_of(program, body):
     return program(body=body.replace("{", "{{").replace("}", "}}"))
 

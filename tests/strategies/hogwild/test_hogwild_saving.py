@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(500)]
 PROGRAM = str(PROGRAMS / "hogwild_saving.py")
 OPTIONS = ["--strategy", "hogwild", "--sync_period", "3", "--outer", "nesterov", "--delay", "1", "--average_momentum"]
 
-SOURCES = ["from_weights", "from_file", "from_checkpoint", "from_weights_saved_again"]
+SOURCES = ["from_weights", "from_weights_in_parts", "from_file", "from_checkpoint", "from_weights_saved_again"]
 
 PLAIN = """
 import json, sys

@@ -26,6 +26,7 @@ X = np.linspace(-1, 1, 4 * N, dtype="float32").reshape(N, 4)
 ONCE = [0, 0, N]  # No example missed, none seen twice, the number of examples.
 EVERY_CALL = [*[ONCE] * 5, [N, N]]  # Two epochs, their validation, an evaluation; the shape of a prediction.
 SUMS = X[:8].sum(axis=1)
+LOSS = float(((2 * X.sum(axis=1)) ** 2).mean())  # Of a kernel of 3 and a bias of 1.
 EXPECTED = {
     "a_dataset_that_shuffles_at_the_end_of_an_epoch": EVERY_CALL,
     "threads_that_load": EVERY_CALL,
@@ -38,6 +39,7 @@ EXPECTED = {
     "validation_data_that_run_dry": {"loss": [1.0, 1.0], "val_loss": [1.0]},
     "sparse_batches": [SUMS.tolist(), [float((SUMS**2).mean())] * 2],
     "ragged_batches": [[3.0, 3.0, 15.0], [81.0]],
+    "a_checkpoint_that_is_restored_before_the_first_batch_builds_the_model": [LOSS, *[LOSS, 2 * N // 8] * 2],
     "outputs_of_two_rows_for_an_example": [X.reshape(-1, 2).tolist(), X.sum(axis=1).tolist(), X[:1].reshape(-1, 2).tolist()],
 }
 
@@ -77,6 +79,15 @@ def test_replicas_that_share_batches_refuse_those_of_tensors_of_different_sizes(
         return
     assert "batch[0] has 8 rows and batch[1] has 24, but replicas share the rows of a batch" in before
     assert "[batch[0] has as many rows:] [8] [batch[1] has:] [24] [But replicas share" in at_run_time
+
+
+def test_an_error_says_whose_data_have_no_batches(ran):
+    name, results = ran
+    message = {
+        "mirrored": "the dataset has no batches",
+        "hogwild": "the dataset of worker group 1 ended in the group's first call, which reads",
+    }
+    assert message.get(name, "and this is data that workers read") in results["data_that_a_group_lacks"][0]
 
 
 def _flat(value):

@@ -10,6 +10,7 @@ Writes results to PART.json, and states of the training to NAME.npz.
 import io
 import json
 import logging
+import os
 import sys
 
 import keras
@@ -84,7 +85,9 @@ def save():
     steps(model, FIRST)
     tf.saved_model.save(model, "saved_model")  # Nothing has read the values before.
     model.save_weights("two.weights.h5")
+    model.save_weights("parts.weights.json", max_shard_size=300 / 1024**3)
     model.save("two.keras")
+    os.makedirs("checkpoints/two-1")  # TensorFlow does not mind a folder of the same name.
     path = tf.train.Checkpoint(model=model).save("checkpoints/two")
     note_state(model, "saved.npz")
     results = {"saved": values(model), "path": path}
@@ -100,6 +103,11 @@ def restore():
     def from_weights():
         model = wrong(made())
         model.load_weights("two.weights.h5")
+        return model
+
+    def from_weights_in_parts():
+        model = wrong(made())
+        model.load_weights("parts.weights.json")
         return model
 
     def from_file():
@@ -118,7 +126,7 @@ def restore():
         return model
 
     results = {}
-    for source in (from_weights, from_file, from_checkpoint, from_weights_saved_again):
+    for source in (from_weights, from_weights_in_parts, from_file, from_checkpoint, from_weights_saved_again):
         model = source()
         note_state(model, f"{source.__name__}.npz")
         results[source.__name__] = {"restored": values(model)}

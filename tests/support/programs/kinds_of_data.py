@@ -218,6 +218,46 @@ def batches_of_two_sizes(scope):
     return messages
 
 
+@case
+def data_that_a_group_lacks(scope):
+    def of_group(context):  # As files of which there are fewer than groups.
+        data = tf.data.Dataset.from_tensor_slices((X, Y))
+        lacks = context.input_pipeline_id == context.num_input_pipelines - 1
+        return (data.take(0) if lacks else data).repeat().batch(SIZE)
+
+    try:
+        data = scope.__self__.distribute_datasets_from_function(of_group)
+        return regression(scope).fit(data, steps_per_epoch=BATCHES, verbose=0).history
+    except ValueError as error:
+        return [str(error)]
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@case
+def a_checkpoint_that_is_restored_before_the_first_batch_builds_the_model(scope):
+    saved = regression(scope)
+    saved.fit(X, Y, batch_size=SIZE, verbose=0)
+    saved.set_weights([weight * 2 + 1 for weight in saved.get_weights()])
+    tf.train.Checkpoint(model=saved).write("before_build")
+    results = [saved.evaluate(X, Y, verbose=0)]
+    for kind in (keras.Sequential, OwnStep):
+        with scope():
+            model = kind([keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.0), "mse")
+        tf.train.Checkpoint(model=model).read("before_build")
+        model.fit(X, Y, batch_size=SIZE, verbose=0)
+        results += [model.evaluate(X, Y, verbose=0), int(model.optimizer.iterations.numpy())]
+    return results
+
+
 def main():
     description, *names = sys.argv[1:]
     if description.isdigit():
