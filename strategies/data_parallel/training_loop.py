@@ -8,7 +8,6 @@ nothing.
 
 import contextlib
 import functools
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from tfdist.strategies.data_parallel.branches import check_updates
 from tfdist.strategies.data_parallel.metrics import ReplicaMetrics
+from tfdist.strategies.data_parallel.trained_layers import TrainedLayers
 from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedIterator, at_least_one, examples_of, per_replica
 from tfdist.strategies.inputs.batches import as_tensors, rows_of, without_optionals
@@ -25,11 +25,8 @@ from tfdist.strategies.keras_hooks.checks.step_trial import are_dense, joined
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimizers
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import NotInLoopError, Replica, entered
-from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 from tfdist.strategies.private_api.replica_order import ordered_by_replica
 from tfdist.strategies.private_api.user_functions import without_optionals as converting_optionals
-
-_log = logging.getLogger("tfdist")
 
 
 class UnbuiltOptimizersError(Exception):
@@ -79,8 +76,7 @@ class TrainingLoop:
         self._loops = self._metrics.returns_metrics
         self._uncompiled_step = converting_optionals(model, step)
         self._step = compiled(model, self._uncompiled_step)
-        self._trains = step == model.train_step
-        self._trained: set[int] | None = None  # The ids of the variables that the step trained when it was traced first.
+        self._trained_layers = TrainedLayers(model) if step == model.train_step else None
         self._assigned: dict[int, Any] = {}  # Keras variables that the step assigns, by id.
         self._functions: dict[Any, Any] = {}
         self._note, self._is_noted = note, False
@@ -194,6 +190,8 @@ class TrainingLoop:
             }[kind]
             if not self._model.run_eagerly:
                 signature = [spec] if kind in ("full", "small") and spec is not None else None
+                if self._trained_layers is not None:
+                    body = self._trained_layers.as_at_first()(body)  # type: ignore[type-var]
                 body = tf.function(body, autograph=False, input_signature=signature, reduce_retracing=signature is None)
             self._functions[key] = body
         return self._functions[key]
@@ -274,7 +272,6 @@ class TrainingLoop:
                     variable.value.assign(tf.where(share > 0, variable.value, value))
         if replica.unbuilt:
             raise UnbuiltOptimizersError(replica.unbuilt)
-        self._compare_trained()
         if replica.agree is not None:
             replica.agree("ends")
         if replica.branches:
@@ -282,21 +279,6 @@ class TrainingLoop:
             check_updates(replica.branches, replica.graph, [variable.handle for variable in own])
         self._assigned.update({key: v for key, v in replica.assigned.items() if key not in replica.updated})
         return logs
-
-    def _compare_trained(self) -> None:
-        """Warns if the step is traced again, for other sizes of batches, and trains other variables now."""
-        if not self._trains or tf.executing_eagerly():
-            return
-        now = {id(variable) for variable in self._model.trainable_variables}
-        if self._trained is None:
-            self._trained = now
-        elif now != self._trained and is_first_warning(self._model, "trained variables"):
-            _log.warning(
-                "`trainable` of layers of %s has changed since its first step, without compile: steps of batches of another "
-                "size follow the change and others do not. In one process it takes effect with the next compile; call compile "
-                "after the change",
-                self._model.name,
-            )
 
 
 def is_distributed(batch: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import keras
 import pytest
 import tensorflow as tf
 
@@ -37,25 +36,6 @@ def test_a_step_that_returns_nothing_does_not_end_the_epoch(monkeypatch):
     assert [loop(batches), loop(batches)] == [{}, {}]
     with pytest.raises(StopIteration):
         loop(batches)
-
-
-def test_a_step_that_is_traced_again_and_trains_other_weights_is_named_once(monkeypatch, caplog):
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    loop = TrainingLoop.__new__(TrainingLoop)
-    for name, value in {"_model": model, "_trains": True, "_trained": None}.items():
-        monkeypatch.setattr(loop, name, value, raising=False)
-
-    def trace():
-        tf.function(loop._compare_trained, autograph=False).get_concrete_function()
-        said = caplog.text
-        caplog.clear()
-        return said
-
-    assert [trace(), trace()] == ["", ""]
-    model.layers[0].trainable = False
-    loop._compare_trained()  # Each step that runs eagerly follows, as in one process.
-    assert f"of layers of {model.name} has changed since its first step, without compile" in trace()
-    assert trace() == ""
 
 
 def test_metrics_that_have_no_variables_yet_are_named_and_count_from_the_restart_on(hooks, caplog):

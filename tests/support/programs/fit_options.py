@@ -249,6 +249,21 @@ def a_metric_that_makes_its_variables_itself(scope):
 
 
 @case
+def trainable_that_changes_without_compile(scope):
+    with scope():
+        normalization = keras.layers.BatchNormalization(synchronized=True)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), normalization, keras.layers.Dense(1)])
+        model.layers[0].trainable = False
+        model.compile(optimizers.Adam(0.01), "mse")
+    losses = model.fit(X[:80], Y[:80], epochs=2, verbose=0, shuffle=False).history["loss"]
+    for layer in model.layers:
+        layer.trainable = not layer.trainable
+    for size in (33, 80):  # The last batch of 33 is smaller than the number of replicas.
+        losses += model.fit(X[:size], Y[:size], verbose=0, shuffle=False).history["loss"]
+    return {"loss": losses, "weights": [w.ravel().tolist() for w in model.get_weights()]}
+
+
+@case
 def clipping_in_a_loop_of_the_users_own(scope):
     results = {}
     clips = {"global": {"global_clipnorm": 0.5}, "norm": {"clipnorm": 0.5}, "value": {"clipvalue": 0.1}, "no": {}}
