@@ -4,6 +4,7 @@ Each replica takes the branch of its shard. A trial on a few examples (shard_che
 step is read. What functions of Keras and TensorFlow branch on, as those of CTC do, is left out: examples add up there.
 """
 
+import inspect
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,9 @@ _WRAPPERS = tuple(
     os.path.join(_LIBRARIES[0], "src", *path) for path in (("ops", "core.py"), ("backend", "tensorflow", "core.py"))
 )
 """Files of Keras in which a branch or a loop of the user's ends up, as `keras.ops.cond`."""
+
+_GRADIENTS = inspect.getfile(tf.GradientTape)
+"""The file that computes gradients. Those of a branch or loop are another one, which is the user's if the first is."""
 
 _BRANCHES, _LOOPS, _SIZES = ("If", "StatelessIf"), ("While", "StatelessWhile"), ("Shape", "ShapeN", "Size")
 
@@ -65,6 +69,8 @@ def _leading_to(tensors: Sequence[Any]) -> set[Any]:
 def _is_own(operation: Any) -> bool:
     """Returns whether the user's code made an operation, itself or by `keras.ops` or TensorFlow's function for it."""
     for frame in reversed(list(operation.traceback)):
+        if frame.filename == _GRADIENTS:
+            return False
         is_wrapper = frame.filename in _WRAPPERS or "traceback_utils" in frame.filename
         if not is_wrapper and not frame.filename.startswith(_LIBRARIES[1]):
             return not frame.filename.startswith(_LIBRARIES[0])

@@ -27,6 +27,28 @@ def ctc(x):
     return ops.ctc_loss(labels, ops.stack([x, x, x], axis=-1), lengths, 0 * lengths + 4)
 
 
+def gradients(of):
+    def gradients_of(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = of(x)
+        return tape.gradient(y, x)
+
+    return gradients_of
+
+
+@tf.custom_gradient
+def own_gradient(x):
+    return x, lambda gradient: ops.cond(ops.mean(x) > 0, lambda: 2 * gradient, lambda: gradient)
+
+
+class Doubling(keras.layers.Layer):
+    state_size = output_size = 1
+
+    def call(self, x, states):
+        return x + 2 * states[0], [2 * states[0]]
+
+
 def asserted(x):
     with tf.control_dependencies([tf.debugging.assert_less(x, 9.0)]):
         return tf.identity(x)
@@ -35,6 +57,8 @@ def asserted(x):
 BY_EXAMPLES = {
     "a branch": cond(ops.mean),
     "a loop": loop(lambda n, m: ops.logical_and(n < 5, m < 1)),
+    "gradients of a branch": gradients(cond(ops.mean)),
+    "a branch in a gradient": gradients(own_gradient),
 }
 OTHERS = {
     "a branch by a variable": cond(lambda x: VARIABLE),
@@ -42,6 +66,7 @@ OTHERS = {
     "a loop by a number": loop(lambda n, m: n < 5),
     "a branch for each example": of_each,
     "a loss of Keras with branches": ctc,
+    "gradients of a recurrent layer": gradients(lambda x: keras.layers.RNN(Doubling())(x[..., None])),
     "an assertion": asserted,
 }
 
