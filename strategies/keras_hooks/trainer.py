@@ -184,10 +184,11 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
 
 @contextlib.contextmanager
 def _quiet(model: Any) -> Iterator[None]:
-    """Leaves out Keras' warnings about a model whose call fails: its own `train_step` may build it."""
+    """Leaves out Keras' warnings about a model whose call does not take its batches: its own `train_step` may do."""
     with warnings.catch_warnings():
         if _has_own_step(model):
-            warnings.filterwarnings("ignore", message="(?s).* looks like it has unbuilt state")
+            for message in ("(?s).* looks like it has unbuilt state", "The structure of `inputs` doesn't match"):
+                warnings.filterwarnings("ignore", message=message)
         yield
 
 

@@ -1,5 +1,7 @@
 """Models with a `train_step` of their own, for programs that compare several replicas with one process: functions of the scope."""
 
+import warnings
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -49,9 +51,21 @@ class Pairs(keras.Model):
     def train_step(self, data):
         x = data[0] if isinstance(data, tuple) else data
         with tf.GradientTape() as tape:
-            loss = keras.ops.mean(keras.ops.square(self(x["one"]) - self(x["other"]) - 1.0))
+            one, other = tf.nest.flatten(x)
+            loss = keras.ops.mean(keras.ops.square(self(one) - self(other) - 1.0))
         self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
         return {"loss": loss}
+
+
+class PairsOfViews(keras.Model):
+    train_step = Pairs.train_step
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+    def call(self, x):
+        return self.encoder(x)
 
 
 class Half(keras.layers.Layer):
@@ -98,15 +112,17 @@ class Coder(Inverse):
 def an_own_train_step_whose_batches_the_model_does_not_take(scope):
     inputs = keras.Input((4,))
     with scope():
-        model = Pairs(inputs, keras.layers.Dense(1)(inputs))
-        model.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse")
+        models = [Pairs(inputs, keras.layers.Dense(1)(inputs)), PairsOfViews()]
         others = [Inverse(), Inverse(is_built=False), Coder(is_built=False)]
-        for other in others:
-            other.compile(keras.optimizers.SGD(0.02))
-    model.fit({"one": X, "other": X[::-1]}, batch_size=50, epochs=2, verbose=0, shuffle=False)
+        for each in models + others:
+            each.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse" if each in models else None)
+    with warnings.catch_warnings(record=True) as caught:
+        for model, pairs in zip(models, ({"one": X, "other": X[::-1]}, (X, X[::-1])), strict=True):
+            model.fit(pairs, batch_size=50, epochs=2, verbose=0, shuffle=False)
     for other in others:
         other.fit(X, batch_size=50, verbose=0, shuffle=False)
-    return {"weights": weights_of(model, *others)}
+    mismatches = ["structure of `inputs`" in str(warning.message) for warning in caught]
+    return {"weights": weights_of(*models, *others), "mismatches": sum(mismatches)}
 
 
 class Adversaries(keras.Model):
