@@ -166,5 +166,6 @@ class Judgement:
 
 
 def leaves(model: Any) -> list[Any]:
-    """Returns the metrics of a model, with those of `compile` one by one."""
-    return [leaf for metric in model.metrics for leaf in getattr(metric, "metrics", None) or [metric]]
+    """Returns the metrics of a model once each, with those of `compile` one by one."""
+    found = [leaf for metric in model.metrics for leaf in getattr(metric, "metrics", None) or [metric]]
+    return list({id(leaf): leaf for leaf in found}.values())
