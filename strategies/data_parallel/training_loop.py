@@ -122,9 +122,10 @@ class TrainingLoop:
         batch = next(iterator)
         if is_distributed(batch):
             return self._call("distributed", None, batch)
-        batch = as_tensors(batch)  # train_on_batch, test_on_batch
+        batch = as_tensors(batch)  # train_on_batch, test_on_batch, and an iterator of the program's
         if not self._is_noted:
             self._is_noted = True
+            self._model._maybe_symbolic_build(data_batch=batch)  # A program that calls `train_function` has not built metrics.
             self._note(self, batch)
         element = self._layout.split(batch)
         if self._check is not None and self._check.is_open:

@@ -264,6 +264,20 @@ def trainable_that_changes_without_compile(scope):
 
 
 @case
+def functions_of_a_model_that_the_program_calls(scope):
+    """Nothing builds the metrics and the optimizer before."""
+    with scope():
+        model = regression(optimizers.Adam(0.01))
+    model.make_train_function()
+    model.make_test_function()
+    results = {}
+    for name, function in {"train": model.train_function, "test": model.test_function}.items():
+        batches = iter(tf.data.Dataset.from_tensor_slices((X, Y)).batch(83))
+        results[name] = [[float(value) for value in function(batches).values()] for _ in range(4)]
+    return {**results, "weights": [w.ravel().tolist() for w in model.get_weights()]}
+
+
+@case
 def clipping_in_a_loop_of_the_users_own(scope):
     results = {}
     clips = {"global": {"global_clipnorm": 0.5}, "norm": {"clipnorm": 0.5}, "value": {"clipvalue": 0.1}, "no": {}}

@@ -119,6 +119,7 @@ def an_own_train_step_whose_batches_the_model_does_not_take(scope):
     with warnings.catch_warnings(record=True) as caught:
         for model, pairs in zip(models, ({"one": X, "other": X[::-1]}, (X, X[::-1])), strict=True):
             model.fit(pairs, batch_size=50, epochs=2, verbose=0, shuffle=False)
+            model.train_on_batch(pairs)
     for other in others:
         other.fit(X, batch_size=50, verbose=0, shuffle=False)
     mismatches = ["structure of `inputs`" in str(warning.message) for warning in caught]
