@@ -30,13 +30,13 @@ _READS = (
     "ResourceGatherNd",
     "VarHandleOp",
     "Placeholder",
-    "Assert",
     "NoOp",
 )
+_RAISES = ("Assert", "CheckNumerics", "CheckNumericsV2")  # `keras.ops.cholesky` runs CheckNumerics.
 _LOOKUPS = ("LookupTableFindV2", "LookupTableSizeV2", "HashTableV2")
 _MAKES_EMPTY = ("Empty",)  # As `keras.ops.ctc_loss`, which then fills it. TensorFlow calls it stateful.
 _CONTAINERS = ("StatefulPartitionedCall", "If", "While", "Case")
-_HARMLESS = frozenset((*_READS, *_LOOKUPS, *_MAKES_EMPTY, *_CONTAINERS))
+_HARMLESS = frozenset((*_READS, *_RAISES, *_LOOKUPS, *_MAKES_EMPTY, *_CONTAINERS))
 """Stateful operations that a trial may run: they change nothing, and give the same result again."""
 
 _OF_VARIABLES = ("initial_value", "trainable", "name", "dtype", "aggregation", "synchronization", "shape")

@@ -318,7 +318,7 @@ def an_embedding():
         def train_step(self, data):
             with tf.GradientTape() as tape:
                 rows = self.table(ops.cast(ops.clip(data[0] + 4, 0, 8), "int32"))
-                loss = ops.mean((rows - data[1][:, None]) ** 2)
+                loss = tf.debugging.check_numerics(ops.mean((rows - data[1][:, None]) ** 2), "the loss")
             self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
             return {"loss": loss}
 
