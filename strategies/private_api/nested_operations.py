@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfdist.strategies.private_api.checks import need
 
 _FOLD = "fn, elems, initializer, parallel_iterations, back_prop, swap_memory"
-_custom_gradient: Any = need("tensorflow.python.ops.custom_gradient")
+custom_gradient: Any = need("tensorflow.python.ops.custom_gradient")
 
 SIGNATURES: tuple[tuple[Any, str, str], ...] = (
     (need("tensorflow.python.ops.cond"), "cond", "pred, true_fn, false_fn, strict, name, fn1, fn2"),
@@ -17,8 +17,8 @@ SIGNATURES: tuple[tuple[Any, str, str], ...] = (
         "cond, body, loop_vars, shape_invariants, parallel_iterations, back_prop, swap_memory, name, maximum_iterations, "
         "return_same_structure",
     ),
-    (_custom_gradient, "_eager_mode_decorator", "f, args, kwargs"),
-    (_custom_gradient, "_graph_mode_decorator", "f, args, kwargs"),
+    (custom_gradient, "_eager_mode_decorator", "f, args, kwargs"),
+    (custom_gradient, "_graph_mode_decorator", "f, args, kwargs"),
     (need("tensorflow.python.ops.script_ops"), "_wrap_for_composites", "func, inp, Tout"),
     (tf, "recompute_grad", "f"),
     (tf, "switch_case", "branch_index, branch_fns, default, name"),

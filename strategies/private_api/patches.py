@@ -50,9 +50,7 @@ MAKE_PREDICT_FUNCTION = PatchPoint(
 METRICS_RESULT_OR_LOGS = PatchPoint(
     TensorFlowTrainer, "_get_metrics_result_or_logs", "self, logs", "The logs of an epoch are those of all executions."
 )
-RESET_METRICS = PatchPoint(
-    TensorFlowTrainer, "reset_metrics", "self", "No execution in flight may add to metrics after their reset."
-)
+RESET_METRICS = PatchPoint(TensorFlowTrainer, "reset_metrics", "self", "No execution in flight may add to metrics then.")
 SYMBOLIC_BUILD = PatchPoint(
     TensorFlowTrainer, "_maybe_symbolic_build", "self, iterator, data_batch", "Building a model must not take a batch."
 )
@@ -343,6 +341,9 @@ SAVE_SAVED_MODEL = PatchPoint(
     "obj, export_dir, signatures, options, experimental_skip_checkpoint",
     "TensorFlow writes a SavedModel file by file to its final place.",
 )
+
+# hogwild/synchronization/custom_gradients.py
+VARIABLE_BY_NAME = PatchPoint(nested_operations.custom_gradient, "get_variable_by_name", "var_name", "Replicas have none.")
 
 # private_api/remote_functions.py
 REMOTE_FUNCTIONS = {

@@ -13,6 +13,9 @@ import tensorflow as tf
 
 from tfdist.strategies.private_api import outermost_graph, run_independently
 
+PREFIX = "tfdist/"
+"""Of the names of all such variables."""
+
 _numbers = itertools.count()
 
 
@@ -33,7 +36,7 @@ class NamedVariable:
     """
 
     def __init__(self, what: str, dtype: tf.DType, shape: Any, device: str) -> None:
-        self.name = f"tfdist/{os.getpid()}/{next(_numbers)}/{what}"
+        self.name = f"{PREFIX}{os.getpid()}/{next(_numbers)}/{what}"
         self.dtype = dtype
         self.shape = tf.TensorShape(shape)
         self.device = device

@@ -323,16 +323,21 @@ def alone_and_late(strategy):
 
 
 def alone_in_full(strategy):
-    """`train_on_batch` with other outer optimizers and outer rates, beside plain Keras.
+    """`train_on_batch` with other outer optimizers and outer rates, beside plain Keras. The forward pass is computed twice.
 
     Returns for each the greatest difference of the weights.
     """
+
+    class Recomputed(keras.layers.Dense):
+        def call(self, x):
+            return tf.recompute_grad(super().call)(x)
+
     generator = np.random.default_rng(4)
     batch = generator.normal(size=(8, 3)).astype("float32"), generator.normal(size=(8, 1)).astype("float32")
 
     def trained():
         keras.utils.set_random_seed(11)
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model = keras.Sequential([keras.Input((3,)), Recomputed(1)])
         model.compile(keras.optimizers.SGD(0.1), "mse")
         for _ in range(7):
             model.train_on_batch(*batch)
