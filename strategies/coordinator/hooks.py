@@ -75,7 +75,7 @@ class CoordinatorHooks(KerasHooks):
             return loop.metric_logs.with_metrics(logs, model.get_metrics_result()) if logs else logs
         return with_metrics(logs, model.get_metrics_result()) if logs else logs
 
-    def reset_metrics(self) -> None:
+    def reset_metrics(self, model: Any) -> None:
         """See `KerasHooks`."""
         error = None
         try:
@@ -85,7 +85,7 @@ class CoordinatorHooks(KerasHooks):
         except Exception as raised:
             error = raised
         for loop in self._loops:
-            loop.reset(error)
+            loop.reset(error, is_asked=loop in (model.train_function, model.test_function))
 
     def leave_call(self, error: BaseException) -> None:
         """See `KerasHooks`. Else the steps in flight would change weights that the program loads or saves next.

@@ -248,7 +248,7 @@ class TrainingLoop:
         while (execution := self._executions.wait_for_any(epoch.iterator)) is not None:
             epoch.ready += self._steps.add(execution)
 
-    def reset(self, error: Exception | None) -> None:
+    def reset(self, error: Exception | None, is_asked: bool = True) -> None:
         """Prepares for metrics that start from zero. Nothing is in flight.
 
         An epoch that is not over, because a callback evaluates within it, goes on later with its own sums. If a callback of its
@@ -256,6 +256,7 @@ class TrainingLoop:
 
         Args:
             error: what a step raised while the strategy waited for it; for the epoch that is not over.
+            is_asked: whether the metrics of this model start from zero, not those of another one that a callback trains.
         """
         self._steps.reset()
         epoch = self._open_epochs.of(self)
@@ -264,7 +265,7 @@ class TrainingLoop:
             return
         epoch.error = epoch.error or error
         self._add_finished(epoch)
-        if epoch.is_in_its_call():
+        if is_asked and epoch.is_in_its_call():
             self.metric_logs.reset()
         else:
             self.metric_logs.carry()

@@ -167,7 +167,7 @@ class DataParallelHooks(KerasHooks):
             self._last_logs = logs
         return logs
 
-    def reset_metrics(self) -> None:
+    def reset_metrics(self, model: Any) -> None:
         """See `KerasHooks`. Nothing is in flight between two executions."""
 
     def check_data(self, data: Any) -> None:

@@ -71,8 +71,8 @@ class KerasHooks(abc.ABC):
         """
 
     @abc.abstractmethod
-    def reset_metrics(self) -> None:
-        """Prepares for metrics that start from zero: waits for the executions in flight and discards their results."""
+    def reset_metrics(self, model: Any) -> None:
+        """Prepares for metrics of `model` that start from zero: waits for executions in flight and discards their results."""
 
     def leave_call(self, error: BaseException) -> None:
         """Called when an exception has left `fit` or `evaluate`. A strategy that has begun further steps finishes them."""

@@ -129,7 +129,7 @@ def _as_number(value: Any) -> Any:
 
 def _reset_metrics(original: Callable[..., Any], model: Any) -> None:
     if (hooks := hooks_of(model.distribute_strategy)) is not None:
-        hooks.reset_metrics()
+        hooks.reset_metrics(model)
     original(model)
 
 

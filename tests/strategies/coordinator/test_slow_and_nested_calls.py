@@ -37,6 +37,7 @@ def test_calls_inside_fit_lose_no_steps(start, strategy):
         assert seen["final"] == pytest.approx(found["none"]["final"], rel=0.2), name
     # What resets the metrics in a callback of the epoch itself resets them for good, as in one process.
     assert own["after reset"] < 1000
+    assert own["after another"] > 2000  # `train_on_batch` of another model resets its own.
     returned, its_own = own["one batch"]
     assert returned == pytest.approx(its_own, rel=1e-3)
     # A `fit` of the same model inside of it trains its own step, and the outer one goes on where it was.

@@ -141,6 +141,8 @@ def own_calls(strategy):
     high = Y + np.repeat([100.0, 0.0], [len(Y) // 4, len(Y) - len(Y) // 4])[:, None]  # The first quarter has a loss of 10000.
     model, at = without_training(strategy), At(3 * BATCHES // 4, lambda model: model.reset_metrics())
     after_reset = model.fit(X, high, batch_size=8, verbose=0, shuffle=False, callbacks=[at]).history["loss"][0]
+    other, at = without_training(strategy), At(BATCHES - 1, lambda model: float(other.train_on_batch(X[:8], Y[:8])))
+    after_another = model.fit(X, high, batch_size=8, verbose=0, shuffle=False, callbacks=[at]).history["loss"][0]
     at = At(4, lambda model: float(model.train_on_batch(X[:8], high[:8])))
     model.fit(X, Y, batch_size=8, verbose=0, shuffle=False, callbacks=[at])
     one_batch = [at.results[0], float(model.test_on_batch(X[:8], high[:8]))]
@@ -150,6 +152,7 @@ def own_calls(strategy):
     fits = {"batches": at.batches, "iterations": int(model.optimizer.iterations.numpy())}
     return {
         "after reset": after_reset,
+        "after another": after_another,
         "one batch": one_batch,
         "fits": fits,
         "scores": scores(strategy),
