@@ -238,8 +238,10 @@ def _tables(measured: Measurement) -> str:
     run = measured.run("parameter_server", 1)
     if run is None or not run.moved:
         return "tables of Embedding layers count as a whole: parameter_server is faster than predicted if steps read few rows"
-    part = Costs(measured).table_part
-    return f"a step of parameter_server moves {part:.0%} of the tables of Embedding layers; others count with all"
+    costs, reduces = Costs(measured), measured.run("multi_worker_mirrored")
+    rows = ", and of multi_worker_mirrored the rows of a batch" if reduces is not None and reduces.moved else ""
+    part = f"{costs.table_part:.0%} of the tables of Embedding layers"
+    return f"a step of parameter_server moves {part}{rows}; others count with all"
 
 
 def _show(given: Arguments, view: View, machines: Machines) -> None:

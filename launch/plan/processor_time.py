@@ -1,4 +1,4 @@
-"""Processor time of processes, from `/proc`, and the bytes that ps send and receive, from the kernel's counters."""
+"""Processor time of processes, from `/proc`, and the bytes that tasks send and receive, from the kernel's counters."""
 
 import os
 from collections.abc import Mapping
@@ -17,7 +17,8 @@ class Sample:
         at: the moment, in seconds (`time.monotonic`).
         used: processor seconds of all its threads.
         waited: seconds for which its threads waited for a processor that others had.
-        moved: bytes that it has sent and received over TCP; 0 for tasks that are no ps, and where the kernel does not tell.
+        moved: bytes that it has sent and received over TCP; 0 where the kernel does not tell. Without a ps those of workers
+            count, else those of ps alone: each byte goes from a worker to a ps, or back.
     """
 
     at: float
@@ -38,12 +39,12 @@ class ProcessorTime:
 
     def look(self, at: float, pids: Mapping[str, int]) -> None:
         """Takes a sample of each task that runs."""
-        serve = any(name.startswith("ps:") for name in pids)
-        known = sockets.connections(within=True) if serve else None
+        counted = [name for name in pids if name.startswith("ps:")] or (list(pids) if len(pids) > 1 else [])
+        known = sockets.connections(within=True) if counted else None
         moved = {each.inode: each.sent + each.received for each in known or ()}
         for name, pid in pids.items():
             if (used := _used(pid)) is not None:
-                here = sockets.inodes(pid) if name.startswith("ps:") and moved else ()
+                here = sockets.inodes(pid) if name in counted and moved else ()
                 sample = Sample(at, used, _waited(pid), sum(moved.get(inode, 0) for inode in here))
                 self.samples.setdefault(name, []).append(sample)
 
@@ -53,7 +54,7 @@ class ProcessorTime:
         return _at(found, end, "used") - _at(found, begin, "used"), _at(found, end, "waited") - _at(found, begin, "waited")
 
     def moved(self, name: str, begin: float, end: float) -> float:
-        """Returns the bytes that a ps has sent and received within a time; 0 if they are not known."""
+        """Returns the bytes that a task has sent and received within a time; 0 if they are not known."""
         found = self.samples.get(name, [])
         return max(0.0, _at(found, end, "moved") - _at(found, begin, "moved"))
 

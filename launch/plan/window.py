@@ -103,5 +103,5 @@ def run_of(configuration: Configuration, fit: Fit, processor: ProcessorTime) -> 
         chief=mean(["chief:0"], 0) / steps if configuration.ps else 0.0,
         period=configuration.period,
         waited=mean(workers, 1),
-        moved=sum(processor.moved(name, begin, end) for name in servers) / steps,
+        moved=sum(processor.moved(name, begin, end) for name in servers or workers) / steps,
     )

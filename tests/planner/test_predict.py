@@ -243,6 +243,22 @@ def test_of_tables_only_the_rows_travel_that_steps_read():
     for predicted in (predict, simulated):
         found = [predicted(costs, hardware, served).examples_per_second for costs in (whole, rows)]
         assert found[1] > 3 * found[0]
+
+
+@pytest.mark.parametrize(("batch", "four"), [(50, 1_080_000), (100, 1_160_000)])
+def test_workers_that_add_up_gradients_send_each_other_the_rows_of_their_batch(batch, four):
+    variables = (Variable("table", (100_000, 20), 8_000_000, True), Variable("kernel", (1000, 250), 1_000_000))
+    *others, run = measured().runs
+    # Each of two workers sends its gradient of the kernel, and its rows, and receives as much.
+    whole, rows = (
+        Costs(measured(variables=variables, runs=(*others, dataclasses.replace(run, batch=batch, moved=moved))))
+        for moved in (0.0, 4 * 1_080_000.0)
+    )
+    assert (whole.summed_bytes(2), rows.summed_bytes(2), rows.summed_bytes(4)) == (9_000_000, 1_080_000, four)
+    hardware, reduced = Hardware(1e7, 4), Option("multi_worker_mirrored", 2)
+    for predicted in (predict, simulated):
+        found = [predicted(costs, hardware, reduced).examples_per_second for costs in (whole, rows)]
+        assert found[1] > 3 * found[0]
         # hogwild sends all parameters.
         found = [predicted(costs, hardware, Option("hogwild", 3, 2, period=16)).examples_per_second for costs in (whole, rows)]
         assert found[1] == found[0]

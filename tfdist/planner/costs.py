@@ -100,9 +100,23 @@ class Costs:
         share = 2 * (workers - 1) / workers
         part = 1.0 if self.batch_grows else 1 / workers
         if run is None or run.workers < 2:
-            return single * part, share * self.measurement.model_bytes * PROCESSOR_PER_BYTE
+            return single * part, share * self.summed_bytes(workers) * PROCESSOR_PER_BYTE
         beyond = max(0.0, run.worker - single * (1.0 if self.batch_grows else 1 / run.workers))
         return single * part, beyond * share * run.workers / (2 * (run.workers - 1))
+
+    def summed_bytes(self, workers: int) -> int:
+        """Returns the bytes of which a worker sends 2 (n - 1) / n in the sum of the gradients, as in a ring of n.
+
+        Those of tables of Embedding layers are the rows of its batch, which each worker sends to n - 1 others.
+        """
+        measured, run = self.measurement, self.measurement.run("multi_worker_mirrored")
+        if run is None or run.workers < 2 or not run.moved or not measured.table_bytes:
+            return measured.model_bytes
+        dense, others = measured.model_bytes - measured.table_bytes, run.workers - 1
+        rows = max(0.0, run.moved / (2 * run.workers) - 2 * others / run.workers * dense) / others
+        if not self.batch_grows:
+            rows *= run.workers / workers
+        return round(dense + rows * workers / 2)
 
     @property
     def batch_grows(self) -> bool:

@@ -48,7 +48,7 @@ class Run:
         chief: processor seconds of the chief; 0 without.
         period: updates between two synchronizations of hogwild; else 1.
         waited: part of `seconds` for which the threads of the workers waited for a processor that others had.
-        moved: bytes that all ps send and receive in a step, both together; 0 if not known.
+        moved: bytes that all ps, or without ps all workers, send and receive in a step, both together; 0 if not known.
     """
 
     strategy: str

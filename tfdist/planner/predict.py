@@ -119,7 +119,7 @@ def _all_reduce(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
     """`multi_worker_mirrored`: each step computes the worker's part of the batch, then sums all gradients in a ring."""
     workers, measurement = option.workers, costs.measurement
     computed, summed = costs.all_reduce(workers)
-    share = 2 * (workers - 1) / workers * measurement.model_bytes
+    share = 2 * (workers - 1) / workers * costs.summed_bytes(workers)
     processor = computed + summed
     wire = share / hardware.link + 2 * (workers - 1) * HOP_SECONDS
     # One after the other, and no resource is shared: no queue forms.

@@ -21,7 +21,8 @@ class Way:
         worker: of a worker for an exchange (parameter_server: of a step; multi_worker_mirrored: for the sum).
         server: of each ps for it.
         chief: of the chief for it.
-        sent: bytes that a worker sends to each ps in it, and as many that it receives; multi_worker_mirrored: of the model.
+        sent: bytes that a worker sends to each ps in it, and as many that it receives; multi_worker_mirrored:
+            `Costs.summed_bytes`.
         batches: bytes that the chief sends for it.
         examples: of a step.
         shards: parts of the parameters of a ps, which travel one after the other and have their own rounds.
@@ -55,7 +56,7 @@ def way_of(costs: Costs, option: Option, **changes: Any) -> Way:
     if option.strategy == "multi_worker_mirrored":
         computed, summed = costs.all_reduce(option.workers)
         examples *= option.workers if costs.batch_grows else 1
-        found = Way(option, computed, summed, sent=(size,), examples=examples)
+        found = Way(option, computed, summed, sent=(costs.summed_bytes(option.workers),), examples=examples)
     elif option.strategy == "parameter_server":
         placed = whole_and_split(measured.variables, option.ps, costs.table_part)
         cost = costs.served(option.ps, max(placed) / sum(placed))

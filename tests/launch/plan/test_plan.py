@@ -296,9 +296,11 @@ def test_a_probe_measures_an_unchanged_program_and_leaves_nothing(start, tmp_pat
     (tmp_path / "train.py").write_text(textwrap.dedent(program))
     quick = """
         import sys
-        from tfdist.launch.plan import probe, window
+        from tfdist.launch.plan import configurations, probe, window
         from tfdist.launch.plan.command import main
 
+        of = configurations.for_strategies
+        configurations.for_strategies = lambda wanted: of({*wanted, "multi_worker_mirrored"})
         probe.MEASURED_SECONDS = probe.LEAST_SECONDS = window.WARM_SECONDS = 0.5
         sys.exit(main(sys.argv[1:]))
     """
@@ -312,10 +314,16 @@ def test_a_probe_measures_an_unchanged_program_and_leaves_nothing(start, tmp_pat
     assert not {"ended", "model.keras", "tfdist_logs", "backup", "evaluated"} & {path.name for path in tmp_path.iterdir()}
     found = measurement.read(str(tmp_path / "m.json"))
     assert (found.batch, found.batch_bytes) == (16, 16 * (700 * 4 + 8))
-    assert [(run.strategy, run.ps) for run in found.runs] == [("default", 0), ("parameter_server", 1), ("parameter_server", 2)]
+    assert [(run.strategy, run.ps) for run in found.runs] == [
+        ("default", 0),
+        ("parameter_server", 1),
+        ("parameter_server", 2),
+        ("multi_worker_mirrored", 0),
+    ]
     one = found.runs[1]
     assert min(one.worker, one.server, one.chief) > 0
     assert 0.9 < one.moved / (2 * found.model_bytes) < 1.5  # A step pulls all parameters, and pushes all gradients.
+    assert 0.9 < found.runs[3].moved / (4 * found.model_bytes) < 1.5  # Each of two workers sends and receives a whole sum.
     # As the strategy has really placed the variables.
     assert whole_and_split(found.variables, 2) == json.loads((tmp_path / "placed.json").read_text())
     # Ended while it measures, it leaves nothing either.

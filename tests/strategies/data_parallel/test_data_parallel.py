@@ -141,14 +141,19 @@ OF_BOTH = (  # Where several tasks with several replicas differ from both.
     "random_numbers_of_own_loops",
 )
 OF_TASKS = (  # As above, the other way round.
+    "embedding",
     "models_built_outside_the_scope",
+    "an_own_train_step_whose_batches_the_model_does_not_take",
+    "an_own_train_step_with_two_optimizers_in_compiled_functions",
     "a_metric_that_makes_its_variables_itself",
     "clipping_in_a_loop_of_the_users_own",
+    *OWN_LOOPS,
 )
 FOR_A_RELEASE = (  # Other arguments of the same functions as in cases that run for each change.
     "sgd_momentum",
     "steps_per_execution",
     "inputs_and_outputs_by_name",
+    "jit_compile",  # test_contract.py has it, too.
     "loss_that_is_a_sum",
     "a_loss_function_that_returns_a_mean_with_steps_per_execution",
     "a_loss_class_with_a_sum_inside",
