@@ -8,7 +8,7 @@ from pathlib import Path
 from tfdist.launch.jobs.events import Exited, Stopped
 from tfdist.launch.jobs.job import Job
 from tfdist.launch.jobs.progress import read as read_progress
-from tfdist.launch.supervision.running_time import RunningTime
+from tfdist.launch.jobs.running_time import RunningTime
 from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
 
 SETTLE_SECONDS = 8.0

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 
 from tfdist.cluster import Cluster, Task
 from tfdist.launch.jobs.job import Job
+from tfdist.launch.jobs.running_time import RunningTime
 from tfdist.launch.supervision.failure import Failure
-from tfdist.launch.supervision.running_time import RunningTime
 from tfdist.strategies.runtime.peers import LOG_SECONDS, waiting_for
 
 EARLY_SECONDS = 10.0

@@ -20,10 +20,10 @@ from tfdist.launch.jobs.progress import Progress
 from tfdist.launch.jobs.progress import forget as forget_progress
 from tfdist.launch.jobs.progress import read as read_progress
 from tfdist.launch.jobs.restarts import STOPPED_SECONDS, Restarts
+from tfdist.launch.jobs.running_time import RunningTime
 from tfdist.launch.jobs.settings import Settings
 from tfdist.launch.supervision.failure import Failure, FirstFailure, ended_by, is_by_user, left_fit, unless_signaled
 from tfdist.launch.supervision.running_tasks import RunningTasks
-from tfdist.launch.supervision.running_time import RunningTime
 from tfdist.launch.supervision.scaling import Scaling
 from tfdist.launch.supervision.startup import Startup
 from tfdist.launch.supervision.status_board import StatusBoard

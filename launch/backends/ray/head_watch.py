@@ -5,17 +5,15 @@ launcher.
 """
 
 import threading
-import time
 from collections.abc import Callable
+
+from tfdist.launch.jobs.running_time import RunningTime
 
 SILENT_SECONDS = 40.0
 """How long the head may give no answer. What is left of Ray's 60 s is for the end of the tasks and the summary."""
 
 POLL_SECONDS = 2.0
 """How often it is asked."""
-
-LONGEST_TICK_SECONDS = 1.0
-"""Longest time between two calls of `why_lost` that counts. After a longer one, this process was stopped itself."""
 
 
 class HeadWatch:
@@ -29,20 +27,19 @@ class HeadWatch:
         """
         self._ask = ask
         self._has_answered = threading.Event()
-        self._silent, self._last_tick = 0.0, time.monotonic()
+        self._clock = RunningTime()
+        self._answered_at = self._clock()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tfdist-ray-head", daemon=True)
         self._thread.start()
 
     def why_lost(self) -> str | None:
         """Returns a sentence if the head has not answered for `SILENT_SECONDS`, else None. Call it several times a second."""
-        now = time.monotonic()
-        self._silent += min(now - self._last_tick, LONGEST_TICK_SECONDS)
-        self._last_tick = now
+        now = self._clock()
         if self._has_answered.is_set():
             self._has_answered.clear()
-            self._silent = 0.0
-        if self._silent <= SILENT_SECONDS:
+            self._answered_at = now
+        if now - self._answered_at <= SILENT_SECONDS:
             return None
         return f"the head of the cluster of Ray (its GCS) has given no answer for {SILENT_SECONDS:.0f} s; start it again"
 
@@ -50,7 +47,7 @@ class HeadWatch:
         """Ends the thread; returns whether Ray may be shut down: not if a call has not returned, because the head is lost."""
         self._is_over.set()
         while self._thread.is_alive() and self.why_lost() is None:
-            self._thread.join(LONGEST_TICK_SECONDS / 2)
+            self._thread.join(0.5)
         return not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -8,9 +8,9 @@ from tfdist.choice import choose, prepared
 from tfdist.dialects import read
 from tfdist.launch.jobs.events import Exited
 from tfdist.launch.jobs.job import Job, Program
+from tfdist.launch.jobs.running_time import RunningTime
 from tfdist.launch.supervision import startup
 from tfdist.launch.supervision.failure import FirstFailure
-from tfdist.launch.supervision.running_time import RunningTime
 
 
 @pytest.fixture
