@@ -107,8 +107,8 @@ class Costs:
     def summed_bytes(self, workers: int) -> int:
         """Returns the size in bytes of what n workers add up in a ring: each of them sends 2 (n - 1) / n of it.
 
-        A worker sends the whole gradient of dense variables. Of a table of an Embedding layer it sends the rows of its batch, to
-        n - 1 others. They are counted here so that the same formula holds.
+        A worker sends the whole gradient of dense variables. Of a table of an Embedding layer it sends the rows of its batch
+        to n - 1 others. They are counted here so that the same formula holds.
         """
         measured, run = self.measurement, self.measurement.run("multi_worker_mirrored")
         if run is None or run.workers < 2 or not run.moved or not measured.table_bytes:
