@@ -153,8 +153,12 @@ class Participant:
         for kind in ("error", "timeout"):
             text = verdict.get(kind)
             if isinstance(text, str):
-                self.try_once(self.put, "read", {})
+                self.confirm({kind: text})
                 raise self.contradiction(text) if kind == "error" else self.timeout_error(text)
+
+    def confirm(self, error: Mapping[str, str]) -> None:
+        """Confirms that this process has read an error that addresses it."""
+        self.try_once(self.put, "read", {})
 
     def absence(self, missing: Iterable[TaskId]) -> str:
         """Returns the sentence about missing processes."""

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tfdist.errors import Source
+from tfdist.errors import ClusterError, Source
 from tfdist.launch.rendezvous import participant
 from tfdist.launch.rendezvous.clock import Clock
 from tfdist.launch.rendezvous.leader import Leader
@@ -136,3 +136,22 @@ def test_the_entries_of_a_leader_show_that_it_is_alive():
     with pytest.raises(StartTimeoutError):
         Leader(info(0), store, 20, script.clock).run()
     assert len(seen) >= 8  # Every two seconds.
+
+
+@pytest.mark.usefixtures("held_port")
+def test_a_leader_passes_on_the_error_of_another_leader_because_the_store_may_end_with_it():
+    store, heard = MemoryStore(), []
+    second, member = "e" * 16, "f" * 16
+
+    def others(seconds):
+        (first,) = store.get("leaders").keys() - {second}
+        store.put("leaders", second, entry(0, beat=1, leaders=[first], size=3))
+        store.put("verdicts", second, json.dumps({"error": "rank 0 came more than once", "to": [first]}))
+        if seconds > 0.5 and not heard:  # The second leader has not read its entry yet.
+            store.put("members", member, entry(1, leaders=[first, second], size=3))
+            heard.extend(text for text in store.get("verdicts").values() if member in json.loads(text)["to"])
+            store.put("read", member, "{}")
+
+    with pytest.raises(ClusterError, match="rank 0 came more than once"):
+        Leader(info(0, 3), store, 300, Script(others).clock).run()
+    assert len(heard) == 1
