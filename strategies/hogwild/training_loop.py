@@ -63,7 +63,9 @@ class Steps:
     def schedule(self, iterator: Any, are_read: bool) -> bool:
         """See `coordinator.training_loop.Steps`."""
         in_epoch, groups = iterator.owner.batches_per_epoch, max(1, len(self._membership.live_groups))
-        steps = steps_per_call(in_epoch, groups, self._period)
+        if in_epoch is not None and in_epoch <= iterator.taken:
+            in_epoch = None  # The last epoch was shorter.
+        steps = steps_per_call(in_epoch, groups, self._period, iterator.taken)
         if not are_read and self._calls.takes_several_periods():
             left = in_epoch and in_epoch - iterator.taken
             steps *= periods_per_call(left, groups, self._period, self._batch_bytes if self._is_packed else None)

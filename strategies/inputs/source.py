@@ -17,7 +17,8 @@ class BatchSource(abc.ABC):
 
     Attributes:
         steps_per_epoch: how many batches Keras takes for one epoch, in whole executions; None if it takes all.
-        batches_per_epoch: how many batches an epoch has; None if that is unknown before the first epoch.
+        batches_per_epoch: how many batches an epoch has, as Keras knows or the last epoch had; None before the first, if Keras
+            does not know.
         element_spec: the nested `tf.TypeSpec` of a batch.
     """
 
@@ -61,8 +62,11 @@ class BatchIterator(Iterator[Any]):
         """Returns the next `count` batches; fewer, or none, at the end of the data or of `steps_per_epoch`."""
         if self.owner.steps_per_epoch is not None:
             count = min(count, self.owner.steps_per_epoch - self._taken)
-        self._taken += count
-        return self._next_batches(count)
+        batches = self._next_batches(count)
+        self._taken += len(batches)
+        if len(batches) < count:
+            self.owner.batches_per_epoch = self._taken
+        return batches
 
     def begin_epoch_if_over(self) -> None:
         """Lets `take` go on after the last of `steps_per_epoch` batches."""

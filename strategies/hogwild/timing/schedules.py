@@ -12,15 +12,20 @@ SMOOTHING = 0.5
 """Weight of the last call in the speed of a group. Below 1, so that one slow call does not make a slow group."""
 
 
-def steps_per_call(batches: int | None, groups: int, period: int) -> int:
+def steps_per_call(batches: int | None, groups: int, period: int, taken: int = 0) -> int:
     """Returns how many batches a group gets at a time: a whole period, or in short epochs an equal part of the epoch.
+
+    Of an epoch of unknown length the calls grow, so that one group does not take all of a short one.
 
     Args:
         batches: batches in an epoch; None if not known.
         groups: number of worker groups.
         period: updates between two synchronizations.
+        taken: batches of the epoch that groups have got before.
     """
-    return min(period, math.ceil(batches / groups)) if batches else period
+    if batches is None:
+        batches = max(taken, 2 * groups)
+    return min(period, math.ceil(batches / groups))
 
 
 MOST_PERIODS = 4

@@ -130,6 +130,11 @@ def test_short_epochs_are_divided_among_all_groups(results):
     np.testing.assert_allclose(got["weights"][:3], [[8.0] * 4] * 3, rtol=1e-6)  # The mean of 24 steps of three groups.
 
 
+def test_epochs_of_unknown_length_are_divided_too_and_the_second_equally(results):
+    calls = results["short_epochs"]["unknown length"]
+    assert sorted(calls[:6]) == [2, 4, 4, 4, 4, 6] and calls[6:] == [8.0] * 3
+
+
 @pytest.mark.parametrize("first_push", ["in time", "late"])
 def test_at_the_end_of_an_epoch_nobody_waits_for_a_group_that_was_late(results, first_push):
     got = results["late_group"][first_push]

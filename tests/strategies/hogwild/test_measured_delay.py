@@ -116,7 +116,7 @@ def test_calls_have_the_batches_of_the_period_that_has_grown():
     )
     calls = SimpleNamespace(delay=delay, takes_several_periods=lambda: False)
     steps, asked = Steps(strategy, None, calls, None, trains=False), []
-    iterator = SimpleNamespace(owner=SimpleNamespace(batches_per_epoch=None), take=lambda count: asked.append(count))
+    iterator = SimpleNamespace(owner=SimpleNamespace(batches_per_epoch=1000), taken=0, take=asked.append)
     steps.schedule(iterator, are_read=True)
     for _ in range(1 + MEASURED):
         delay.note(0, rows(0.5))

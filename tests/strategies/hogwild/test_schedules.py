@@ -27,11 +27,17 @@ def synchronizations(steps, period, calls=24):
     return found
 
 
-@pytest.mark.parametrize(
-    ("batches", "expected"), [(None, 16), (1000, 16), (64, 16), (63, 16), (60, 15), (45, 12), (5, 2), (2, 1)]
-)
+@pytest.mark.parametrize(("batches", "expected"), [(1000, 16), (64, 16), (63, 16), (60, 15), (45, 12), (5, 2), (2, 1)])
 def test_an_epoch_is_divided_among_all_groups(batches, expected):
     assert steps_per_call(batches, groups=4, period=16) == expected
+
+
+def test_calls_grow_in_an_epoch_of_unknown_length():
+    taken, calls = 0, []
+    for _ in range(16):
+        calls.append(steps_per_call(None, groups=4, period=16, taken=taken))
+        taken += calls[-1]
+    assert calls == [2, 2, 2, 2, 2, 3, 4, 5, 6, 7, 9, 11, 14, 16, 16, 16]
 
 
 @pytest.mark.parametrize(

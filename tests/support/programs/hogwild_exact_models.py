@@ -221,7 +221,10 @@ def rows_looked_up(strategy):
 
 
 def short_epochs(strategy):
-    """Epochs of 12 batches for three groups with a sync period of 16: examples in each call, and the weights at the end."""
+    """Epochs of 12 batches for three groups with a sync period of 16: examples in each call, and the weights at the end.
+
+    Then two epochs of as many batches whose number nobody knows.
+    """
     begin(strategy, 3, period=16)
     with strategy.scope():
         model = upwards()
@@ -238,11 +241,11 @@ def short_epochs(strategy):
     schedule = strategy.executions.schedule
     with unittest.mock.patch.object(strategy.executions, "schedule", side_effect=schedule) as scheduled:
         model.evaluate(ones, ones, batch_size=2, verbose=0)
-    return {
-        "examples": called,
-        "evaluations": scheduled.call_count,
-        "weights": [weight.tolist() for weight in model.get_weights()],
-    }
+    known = {"examples": called[:], "weights": [weight.tolist() for weight in model.get_weights()]}
+    called.clear()
+    unknown = tf.data.Dataset.from_tensor_slices((ones, ones)).filter(lambda x, y: True).batch(2)
+    model.fit(unknown, epochs=2, verbose=0)
+    return {**known, "evaluations": scheduled.call_count, "unknown length": called}
 
 
 def late_group(strategy):
