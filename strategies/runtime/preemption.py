@@ -137,9 +137,15 @@ class SaveOnSignal(keras.callbacks.Callback):
         return received
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """See `keras.callbacks.Callback`. The end of the epoch before has saved."""
+        """See `keras.callbacks.Callback`. The end of the epoch before has saved.
+
+        Where all tasks save together, the chief makes one more step with them: they would fail without it.
+        """
         received, self._late = self._late, set()
-        if received:
+        if received and self._requests is not None:
+            self._received |= received
+            self._requests.make(ends=signal.SIGTERM in received)
+        elif received:
             self._report(received)
 
     def on_train_end(self, logs: Any = None) -> None:

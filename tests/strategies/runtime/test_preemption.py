@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import keras
 import pytest
 
+from tfdist.strategies.keras_hooks.save_requests import SaveRequests
 from tfdist.strategies.runtime import preemption
 from tfdist.strategies.runtime.preemption import SaveOnSignal
 
@@ -62,6 +63,19 @@ def test_the_program_ends_when_the_next_epoch_begins_and_makes_no_step_of_it(of,
     assert ends(saver.on_epoch_begin, 1) and (backup.saved, backup.waits) == (0, 1)
     assert "SIGTERM: the backup is saved" in capsys.readouterr().out
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_where_all_tasks_save_together_they_do_so_after_the_first_step_of_the_next_epoch(of, capsys):
+    backup, requests = Backup(), SaveRequests()
+    saver = of(backup)
+    saver._requests = requests
+    arrives()
+    saver.on_epoch_end(0)
+    saver.on_epoch_begin(1)
+    requests.total.assign(requests.own)  # The step of all tasks.
+    assert backup.saved == 0 and requests.ends()
+    assert ends(saver.on_train_batch_end, 0) and backup.saved == 1
+    assert "SIGTERM: the backup is saved" in capsys.readouterr().out
 
 
 def test_in_the_last_epoch_it_ends_after_fit(of):
