@@ -28,7 +28,6 @@ from tfdist.strategies.private_api import (
     cluster_of,
     connect_to_cluster,
     get_server_def,
-    keep_remote_functions,
     remote_functions,
     set_server_def_retries,
     use_own_executor,
@@ -154,6 +153,7 @@ def start(cluster: Cluster, start_timeout: float, make: Callable[[Cluster], AnyS
     with bounded(start_timeout):
         strategy = make(cluster)
     at_program_end(lambda failed: strategy.say_no_more())
+    at_program_end(lambda failed: remote_functions.keep_all())  # Before the others: exit functions run in reverse order.
     trainer.install()
     optimizer.install()
     return strategy
@@ -209,4 +209,3 @@ def _connect(cluster: Cluster, resolver: Any, seen_by_ps: Sequence[str], absent:
 
 def _notify(servers: list[Task], failed: bool) -> None:
     shutdown.notify(servers, shutdown.FAILED if failed else shutdown.FINISHED)
-    keep_remote_functions()

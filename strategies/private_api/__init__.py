@@ -268,18 +268,6 @@ WhileCondFuncGraph: Any = need("tensorflow.python.ops.control_flow_v2_func_graph
 # Which resources an operation, such as a call of a function, reads and which it writes.
 read_write_resource_inputs: Any = need("tensorflow.python.framework.auto_control_deps_utils", "get_read_write_resource_inputs")
 
-# TensorFlow's count of the uses of each function in its runtime; the last use that ends removes it there, by a remote call.
-_function_uses: Any = need("tensorflow.python.eager.polymorphic_function.atomic_function", "RUNTIME_FUNCTION_REFS")
-
-
-def keep_remote_functions() -> None:
-    """Leaves functions on their servers at the end of the process: the servers end anyway.
-
-    TensorFlow would try to remove each function from servers that are gone, and print an error for each try.
-    """
-    for name in _function_uses:
-        _function_uses[name] += 1
-
 
 def remote_value_within(value: Any, seconds: float) -> Any:
     """Waits at most `seconds` for a RemoteValue, and returns what it stands for, or None. The public `fetch` has no limit."""

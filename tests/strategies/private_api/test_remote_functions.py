@@ -55,6 +55,16 @@ def test_functions_are_added_and_removed_while_other_threads_run(called):
         context.remove_function("another_name")
 
 
+def test_at_the_end_of_the_process_functions_stay_on_their_servers(called, monkeypatch):
+    monkeypatch.setattr(remote_functions, "_keeps_all", False)
+    function = tf.function(lambda x: x + 1)
+    assert function(tf.constant(1)).numpy() == 2
+    remote_functions.keep_all()
+    del function
+    gc.collect()
+    assert "_remove" not in {each for each, _ in called}
+
+
 def test_the_pointer_of_a_function_is_found_and_none_in_other_objects(monkeypatch):
     name_of = need_c_function("tensorflow.python._pywrap_tfe", "TF_FunctionName", ctypes.c_char_p, ctypes.c_void_p)
     context = c_interface._context()
