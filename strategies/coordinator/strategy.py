@@ -28,6 +28,7 @@ from tfdist.strategies.private_api import (
     cluster_of,
     connect_to_cluster,
     get_server_def,
+    late_captures,
     remote_functions,
     set_server_def_retries,
     use_own_executor,
@@ -148,6 +149,7 @@ def start(cluster: Cluster, start_timeout: float, make: Callable[[Cluster], AnyS
     # Before the strategy exists: if connecting fails, the servers still learn that this chief has ended.
     at_program_end(lambda failed: _notify(servers, failed))
     remote_functions.install()
+    late_captures.install()
     chief_device.install()
     made_before.warn_of_lost()
     with bounded(start_timeout):

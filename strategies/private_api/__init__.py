@@ -262,6 +262,7 @@ register_tensor_conversion: Any = need(
 record_operation: Any = need("tensorflow.python.eager.record", "record_operation")
 stop_recording: Any = need("tensorflow.python.eager.record", "stop_recording")
 variable_accessed: Any = need("tensorflow.python.ops.resource_variable_ops", "variable_accessed")
+FuncGraph: Any = need("tensorflow.python.framework.func_graph", "FuncGraph")
 ControlFlowFuncGraph: Any = need("tensorflow.python.ops.control_flow_v2_func_graphs", "ControlFlowFuncGraph")
 WhileBodyFuncGraph: Any = need("tensorflow.python.ops.control_flow_v2_func_graphs", "WhileBodyFuncGraph")
 WhileCondFuncGraph: Any = need("tensorflow.python.ops.control_flow_v2_func_graphs", "WhileCondFuncGraph")

@@ -12,6 +12,7 @@ from tfdist.strategies.private_api import (
     CompileLoss,
     Context,
     DistributedVariable,
+    FuncGraph,
     KerasVariable,
     LossScaleOptimizer,
     MultiOptimizer,
@@ -70,10 +71,7 @@ CALLBACK_LIST = PatchPoint(
     "Only one of the tasks that train writes files and shows a progress bar.",
 )
 BEGIN_EPOCH = PatchPoint(
-    keras.callbacks.CallbackList,
-    "on_epoch_begin",
-    "self, epoch, logs",
-    "The strategy gets to know whether callbacks read the logs of each step of the epoch.",
+    keras.callbacks.CallbackList, "on_epoch_begin", "self, epoch, logs", "Callbacks may read the logs of each step of an epoch."
 )
 
 # checkpoint/data_position.py, checkpoint/job_backup.py
@@ -92,7 +90,7 @@ CACHE = PatchPoint(tf.data.Dataset, "cache", "self, filename, name", "Tasks on o
 
 # inputs/iterator_release.py
 OWNED_ITERATOR = PatchPoint(
-    OwnedIterator, "__init__", "self, dataset, components, element_spec", "An epoch does not wait until its iterator is freed."
+    OwnedIterator, "__init__", "self, dataset, components, element_spec", "No epoch waits until it is freed."
 )
 MULTI_DEVICE_ITERATOR = PatchPoint(
     OwnedMultiDeviceIterator,
@@ -313,9 +311,7 @@ BACKUP_LOAD = PatchPoint(keras.callbacks.BackupAndRestore, "_load_model", "self"
 BACKUP_TRAIN_BEGIN = PatchPoint(
     keras.callbacks.BackupAndRestore, "on_train_begin", "self, logs", "Every task restores the chief's backup."
 )
-BACKUP_TRAIN_END = PatchPoint(
-    keras.callbacks.BackupAndRestore, "on_train_end", "self, logs", "The chief alone deletes the backup."
-)
+BACKUP_TRAIN_END = PatchPoint(keras.callbacks.BackupAndRestore, "on_train_end", "self, logs", "The chief alone deletes it.")
 CHECKPOINT_SAVE = PatchPoint(
     TrackableSaver, "save", "self, file_prefix, checkpoint_number, session, options", "The chief alone keeps the checkpoint."
 )
@@ -350,6 +346,14 @@ REMOTE_FUNCTIONS = {
     name: PatchPoint(Context, name, f"self, {parameter}", "Other threads run while it waits for other tasks.")
     for name, parameter in (("add_c_function", "c_func"), ("add_function_def", "fdef"), ("remove_function", "name"))
 }
+
+# private_api/late_captures.py
+CAPTURE_AT_CALL = PatchPoint(
+    FuncGraph,
+    "capture_call_time_value",
+    "self, closure, spec, key, default_value, placeholder",
+    "Loops and conditions lose it.",
+)
 
 # runtime/chief_device.py
 EAGER_CONSTANT = PatchPoint(tf_constant, "convert_to_eager_tensor", "value, ctx, dtype", "Other threads run while it is sent.")

@@ -51,6 +51,14 @@ def evaluate_and_predict(strategy):
         x = keras.Input((1,), dtype="int32")
         texts = keras.layers.StringLookup(vocabulary=["ä", "words of", ""], invert=True, oov_token="?")(x)
         texts = keras.Model(x, texts).predict(np.arange(5)[:, np.newaxis], batch_size=4, verbose=0)
+        table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0, 1], [5.0, 7.0]), 0.0)
+
+        def add_all(x):
+            return tf.while_loop(lambda n, x: n < 2, lambda n, x: (n + 1, x + table.lookup(n)), (0, x))[1]
+
+        x = keras.Input((1,))
+        adder = keras.Model(x, keras.layers.Lambda(add_all, output_shape=(1,))(x))
+        looked_up = adder.predict(tf.data.Dataset.from_tensor_slices([[0.0], [1.0]]).map(add_all).batch(2), verbose=0)
     got = model.evaluate(X, Y, batch_size=32, verbose=0, return_dict=True)
     assert np.isclose(got["loss"], np.mean((expected - Y) ** 2), rtol=1e-4), got
     return {
@@ -59,6 +67,7 @@ def evaluate_and_predict(strategy):
             "exact": {
                 "shapes": {name: list(output.shape) for name, output in outputs.items()},
                 "texts": [text.decode() for text in texts.ravel()],
+                "looked up": looked_up.ravel().tolist(),
             },
             "near": {name: np.asarray(output).tolist() for name, output in outputs.items()},
         },
