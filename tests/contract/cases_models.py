@@ -53,8 +53,12 @@ def evaluate_and_predict(strategy):
         texts = keras.Model(x, texts).predict(np.arange(5)[:, np.newaxis], batch_size=4, verbose=0)
         table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0, 1], [5.0, 7.0]), 0.0)
 
+        @tf.function
+        def found(n):
+            return tf.cond(n < 1, lambda: table.lookup(n), lambda: table.lookup(n))
+
         def add_all(x):
-            return tf.while_loop(lambda n, x: n < 2, lambda n, x: (n + 1, x + table.lookup(n)), (0, x))[1]
+            return tf.while_loop(lambda n, x: n < 2, lambda n, x: (n + 1, x + found(n)), (0, x))[1]
 
         x = keras.Input((1,))
         adder = keras.Model(x, keras.layers.Lambda(add_all, output_shape=(1,))(x))
