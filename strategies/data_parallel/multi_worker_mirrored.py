@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
+from tfdist.errors import ClusterError
 from tfdist.strategies.data_parallel import buckets, random_state, same_order
 from tfdist.strategies.data_parallel.arrangement import Arrangement
 from tfdist.strategies.data_parallel.devices import local_devices
@@ -25,6 +26,7 @@ from tfdist.strategies.model_parallel.variables import current_column
 from tfdist.strategies.private_api import (
     MultiWorkerMirroredExtended,
     configure_coordination,
+    has_started,
     publish,
     published,
     use_workers,
@@ -61,7 +63,8 @@ def create(cluster: Cluster, start_timeout: float) -> "MultiWorkerMirrored":
 
     Raises:
         StartTimeoutError: with the names of the tasks that did not start within `start_timeout` seconds.
-        ClusterError: if this process is no task of the cluster, or its tasks have different numbers of slots.
+        ClusterError: if this process is no task of the cluster, its tasks have different numbers of slots, or TensorFlow has
+            already started.
     """
     tasks = cluster.training_tasks
     if cluster.task is None:
@@ -75,6 +78,11 @@ def create(cluster: Cluster, start_timeout: float) -> "MultiWorkerMirrored":
             f"multi_worker_mirrored needs the same number of slots on every task, and the description has {widths}"
         )
     me = cluster.find(*cluster.task)
+    if has_started():
+        raise ClusterError(
+            f"{me.name}: something has used TensorFlow before tfdist.strategy, and multi_worker_mirrored cannot be set up any "
+            "more; call tfdist.strategy first, also before imports that compute with TensorFlow"
+        )
     wait_for_each_other(me, tasks, start_timeout, _log.warning)
     if me is not tasks[0]:  # The leader of TensorFlow's coordination.
         wait_for_server(me, tasks[0], Deadline.after(LEADER_SECONDS))

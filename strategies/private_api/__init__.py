@@ -277,7 +277,13 @@ def remote_value_within(value: Any, seconds: float) -> Any:
 
 _context: Any = need("tensorflow.python.eager.context", "context")
 Context: Any = need("tensorflow.python.eager.context", "Context")
+need_attributes(Context, "_context_handle")
 _new_executor: Any = need("tensorflow.python.eager.executor", "new_executor")
+
+
+def has_started() -> bool:
+    """Returns whether TensorFlow's runtime has started: some of its options cannot be set any more."""
+    return _context()._context_handle is not None
 
 
 def hidden_devices(kind: str) -> set[str]:

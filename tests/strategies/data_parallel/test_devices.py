@@ -6,10 +6,10 @@ import types
 import pytest
 import tensorflow as tf
 
-from tfdist import Cluster, Task, read
+from tfdist import Cluster, ClusterError, Task, read
 from tfdist.strategies import default, own_devices
 from tfdist.strategies.coordinator.members.worker_groups import groups_of
-from tfdist.strategies.data_parallel import devices
+from tfdist.strategies.data_parallel import devices, multi_worker_mirrored
 
 MANY = Task("worker", 0, slots=4)
 SAID = Task("worker", 0, slots=2, gpus=2)
@@ -155,3 +155,10 @@ def test_gpus_that_the_program_has_hidden_are_not_used(monkeypatch, sees, caplog
     sees(2)
     monkeypatch.setattr(devices, "hidden_devices", lambda kind: {"/physical_device:GPU:0", "/physical_device:GPU:1"})
     assert devices.local_devices(Task("worker", 0)) == ["CPU:0"]
+
+
+def test_multi_worker_mirrored_says_that_tensorflow_was_used_before_it():
+    tf.constant(0)
+    cluster = Cluster((Task("worker", 0, "here", 1), Task("worker", 1, "there", 1)), task=("worker", 1))
+    with pytest.raises(ClusterError, match=r"^worker:1: something has used TensorFlow before"):
+        multi_worker_mirrored.create(cluster, start_timeout=60)
