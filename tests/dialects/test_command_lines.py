@@ -124,9 +124,9 @@ def test_words_before_the_launcher_do_not_matter(before: str) -> None:
         ),
         (
             'D="-m torch.distributed.run --nproc_per_node=$(nproc)"\npython $D x.py',
-            "<text>:1: torch.distributed.run is put into a variable",
+            "<text>:2: --nproc_per_node: '$(nproc)' has a shell variable",
         ),
-        ('run="A=1 deepspeed $(cat x) x.py"\neval $run', "<text>:1: deepspeed is put into a variable"),
+        ('run="A=1 deepspeed $(cat x) x.py"\neval $run', "<text>:2: '$(cat x)' is a shell variable among the options"),
         ("[ $A ] && export TORCHRUN=torchrun\nsrun $TORCHRUN x.py", "<text>:1: torchrun is put into a variable"),
         ("ssh host torchrun --nnodes 2 x.py", "'ssh' starts torchrun elsewhere, or does not start it; give the command from"),
         ("mpirun -np 2 torchrun --nproc-per-node 2 x.py", "mpirun starts torchrun on every task, and each of these starts"),

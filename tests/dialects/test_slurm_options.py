@@ -121,6 +121,33 @@ def test_a_batch_script_without_its_first_line() -> None:
         tfdist.read("#SBATCH --nodes=2\n#SBATCH --gres=gpu:2\nsrun python train.py\n")
 
 
+@pytest.mark.parametrize(
+    ("options", "run", "count"),
+    [
+        ("--gres=gpu:8", "deepspeed train.py", 8),
+        ("--gres=gpu:8", "export CUDA_VISIBLE_DEVICES=0,1\ndeepspeed train.py", 2),
+        ("--gres=gpu:8", "deepspeed --include localhost:0,3,4 train.py", 3),
+        ("-N 1 --gpus-per-node=4", "torchrun --standalone --nproc_per_node=gpu train.py", 4),
+        ("-N 2 --gpus-per-node=4", "srun torchrun --nnodes=2 --nproc_per_node=auto --rdzv_backend=c10d train.py", 8),
+    ],
+)
+def test_a_launcher_in_a_script_sees_the_gpus_of_its_nodes(
+    options: str, run: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the machine on which the script is read do not count."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")
+    assert len(script(options, run=run).tasks) == count
+
+
+@pytest.mark.parametrize("begin", ["sbatch <<EOF", "cat > job.sh << 'EOF'", "sbatch -p gpu <<-EOF | tee id"])
+def test_a_batch_script_in_a_here_document(begin: str) -> None:
+    inner = f"{begin}\n{HEAD}#SBATCH --nodes=4\nsrun python train.py\nEOF\n"
+    with pytest.raises(ClusterError, match=":2: the batch script is in the here-document that begins here; save that as"):
+        tfdist.read(HEAD + inner)
+    assert len(script("--nodes=2", run=f"srun python a.py\n{inner}").tasks) == 2
+
+
 def test_a_program_without_srun_runs_once() -> None:
     assert summary(script("--gres=gpu:4", run="python x.py")) == (1, 4, 4)
     with pytest.raises(ClusterError, match=r":3: this starts one process, and the script asks for 8 tasks; write srun"):
@@ -141,7 +168,8 @@ def test_another_launcher_in_the_script_counts() -> None:
         ("srun torchrun --nproc-per-node=4 x.py", "srun starts torchrun on each of 2 tasks"),
         ("srun torchrun --nnodes=$NODES x.py", "--nnodes: '$NODES' has a shell variable"),
         ('L="torchrun --nnodes $N"\nsrun bash -c "$L x.py"', "--nnodes: '$N' has a shell variable"),
-        ('L="torchrun --nnodes $(nproc)"\nsrun bash -c "$L x.py"', "torchrun is put into a variable"),
+        ('L="torchrun --nnodes $(nproc)"\nsrun bash -c "$L x.py"', "--nnodes: '$(nproc)' has a shell variable"),
+        ('L="torchrun --nnodes ${1:-2}"\nsrun bash -c "$L x.py"', "torchrun is put into a variable"),
     ):
         with pytest.raises(ClusterError) as caught:
             script("--nodes=2", run=run)

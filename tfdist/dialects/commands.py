@@ -14,7 +14,8 @@ from types import MappingProxyType
 
 from tfdist.dialects.parsing.command_line import PREFIXES
 from tfdist.dialects.parsing.document import check_text, is_json
-from tfdist.dialects.parsing.shell import ShellCommand, commands
+from tfdist.dialects.parsing.machine_gpus import ON_NODE
+from tfdist.dialects.parsing.shell import SHELL_OPTION, ShellCommand, commands
 from tfdist.dialects.parsing.variables import ASSIGNMENT
 from tfdist.dialects.registry import command_readers, environment_readers, programs
 from tfdist.errors import Source
@@ -26,7 +27,6 @@ MAX_LAUNCHERS = 100
 """Launchers of a script that are read and compared."""
 
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*", re.ASCII)
-_SHELL_OPTION = re.compile(r"-[a-z]*c", re.ASCII)
 _WHICH = re.compile(r"(?:\$\(|`)(?:which|command -v) ([\w./-]+)[)`]", re.ASCII)
 _SHEBANG = re.compile(r"#!.*\b(?:ba|z|da|k)?sh\b")
 _YAML_KEY = re.compile(r"^[ \t]*(?:-[ \t]+)?[\"']?[A-Za-z_][\w./-]*[\"']?[ \t]*:(?:[ \t]|$)", re.MULTILINE | re.ASCII)
@@ -109,7 +109,8 @@ def _launch(
     command: ShellCommand, variables: Mapping[str, str], source: Source, has_lines: bool, known: Mapping[str, str]
 ) -> Launch | None:
     words = command.words[:MAX_WORDS]
-    found = _found(words, source, known)
+    variables = {name: known[name] for name in (ON_NODE,) if name in known} | dict(variables)
+    found = _found(words, source, {**known, **command.exported, **command.variables})
     if found is None:
         dialect = _by_options(words) or _environment(command.variables)
         kept = words if _by_options(words) else ()
@@ -150,8 +151,11 @@ def _found(
             if module is not None and os.path.basename(words[module]) in known:
                 return module + 1, os.path.basename(words[module]), None
             break
-        elif _SHELL_OPTION.fullmatch(word) and position and os.path.basename(words[position - 1]) in ("bash", "sh", "zsh"):
-            script = "".join(words[position + 1 : position + 2])
+        elif name == "eval" and position == 0 and (inner := launches(" ".join(words[1:]), source, known=given)):
+            return 0, "", inner[0]
+        elif SHELL_OPTION.fullmatch(word) and position and os.path.basename(words[position - 1]) in ("bash", "sh", "zsh"):
+            # Double quotes keep what the outer shell shall not expand: `bash -c "... \\$SLURM_PROCID"`.
+            script = "".join(words[position + 1 : position + 2]).replace("\\$", "$")
             if script.strip() and (inner := launches(script, source, known=given)):
                 return 0, "", inner[0]
         if position == 0 and name not in PREFIXES and not (word.startswith("$") and "-m" in words[1:4]):

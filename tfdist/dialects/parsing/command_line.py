@@ -9,7 +9,9 @@ from tfdist.dialects.parsing.values import Values
 from tfdist.errors import ClusterError, Source, nearest
 from tfdist.rank_info import UnplacedError
 
-_ONLY_VARIABLE = re.compile(r"\$(?:\w+|[@*]|\{[^}]*\})|\$\((?!which |command -v ).*|`(?!which ).*", re.ASCII | re.DOTALL)
+_ONLY_VARIABLE = re.compile(
+    r"\$(?:\w+|[@*]|\{[^}]*\})|(?:\$\((?!which |command -v )|`(?!which ))(?!.*[)`]/[^)`]*\Z).*", re.ASCII | re.DOTALL
+)
 
 
 def names(text: str) -> frozenset[str]:
@@ -94,7 +96,7 @@ def options(
 
 
 def is_variable(word: str) -> bool:
-    """Returns whether a word is nothing but a shell variable. `$DIR/train.py` is a program."""
+    """Returns whether a word is nothing but a shell variable. `$DIR/train.py` and `$(pwd)/train.py` are programs."""
     return _ONLY_VARIABLE.fullmatch(word) is not None
 
 

@@ -15,12 +15,16 @@ MAX_EXPANDED = 1_000_000
 
 _SAID = re.compile(r"^[ \t]*(?:echo[ \t][^\n;|&]*|#[^\n]*)", re.ASCII | re.MULTILINE)
 _SETS = re.compile(
-    r"\b(?:for|select|read|unset|local|declare|typeset|getopts|mapfile|readarray|let|printf[ \t]+-v)[ \t]([^\n;|&]*)", re.ASCII
+    r"\b(?:for|select|read|unset|getopts|mapfile|readarray|let|printf[ \t]+-v"
+    r"|(?:local|declare|typeset)(?![ \t]+(?:-[agrx]+[ \t]+)*[A-Za-z_]\w*=))[ \t]([^\n;|&]*)",
+    re.ASCII,
 )
+"""`declare A=1` is an assignment like `A=1`; `declare -i A=B` is not."""
 _ARITHMETIC = re.compile(r"\(\(([^()\n]{0,200})\)\)", re.ASCII)
 _CHANGES = re.compile(r"\+\+|--|=", re.ASCII)
 _NAME = re.compile(r"(?<![\w$-])(?<!\$\{)[A-Za-z_]\w*", re.ASCII)
-_REFERENCE = r"(?:\$\w+(?!\w)|\$\{\w+\})"
+_REFERENCE = r"(?:\\?\$\w+(?!\w)|\\?\$\{\w+\}|\\?\$\([^()\n]{0,200}\))"
+_BACKTICKS = re.compile(r"`([^`()\n]{0,200})`")
 _LITERAL = re.compile(
     rf"(?!{_REFERENCE}\Z)(?:[\w./:,@%+=\s-]|{_REFERENCE}|\$\(\([\w *]+\)\)){{0,2000}}|\$SLURM_\w+|\$\{{SLURM_\w+\}}", re.ASCII
 )
@@ -56,6 +60,7 @@ class Literals:
         # Those that are set where the script runs, unless it changes them itself.
         self._known = {name: value for name, value in known.items() if name not in counts and name not in changed}
         self._arrays: dict[str, list[str]] = {}
+        self._exported: set[str] = set()
         self._open: list[str] = []
         self._left = MAX_EXPANDED
 
@@ -84,8 +89,15 @@ class Literals:
         for name, value in assigned.items():
             if _COUNTED.fullmatch(value):
                 value = self._get("SLURM_NNODES", value)
+            value = _BACKTICKS.sub(r"$(\1)", value)
             if name in self._once and _LITERAL.fullmatch(value):
                 self._values[name] = value
+        if words[:1] == ["export"]:
+            self._exported |= {word.partition("=")[0] for word in words[1:]}
+
+    def exported(self) -> dict[str, str]:
+        """Returns the variables that the programs of the next command get."""
+        return {name: value for name, value in self._values.items() if name in self._exported}
 
     def see_array(self, name: str, words: Sequence[str], before: str) -> bool:
         """Takes note of `NAME=(...)`. Returns whether its elements are known at the commands behind it.
