@@ -3,7 +3,7 @@
 Sources of the rules: huggingface/accelerate 1.x `src/accelerate/commands/launch.py` and `commands/config/config_args.py`.
 
 `num_processes` counts the processes of all machines. All of them step together: process r is `worker:r`. On several machines
-they meet at `main_process_ip`.
+they meet at `main_process_ip`; with a host file for `mpirun`, Accelerate starts all of them on its hosts.
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from typing import Any
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.dialect import CommandReader, Dialect, TextReader
+from tfdist.dialects.horovod.hosts import merged, parse_hostfile
 from tfdist.dialects.parsing.command_line import check_count, check_places, names, options
 from tfdist.dialects.parsing.document import Document, check_text, decode, read_bytes, shown
 from tfdist.dialects.parsing.load import load
@@ -23,7 +24,7 @@ NAME = "accelerate"
 
 _READ = names(
     "compute_environment distributed_type num_processes num_machines machine_rank main_process_ip main_process_port "
-    "use_cpu rdzv_backend"
+    "use_cpu rdzv_backend mpirun_hostfile"
 )
 WORDS = _READ | names(
     "mixed_precision main_training_function downcast_bf16 same_network gpu_ids debug fsdp_config deepspeed_config"
@@ -103,8 +104,11 @@ def _plain(word: str) -> str:
 
 def _texts(document: Document, source: Source) -> dict[str, str]:
     """Returns the fields of a configuration file that concern the cluster."""
-    items = [(key, value) for key, value in document.mapping.items() if key in _READ and value is not None]
-    return {key: scalar_text(value, source, key, document.lines.get((key,))) for key, value in items}
+    fields: dict[tuple[str, ...], Any] = {(key,): value for key, value in document.mapping.items()}
+    if isinstance(mpirun := document.mapping.get("mpirun_config"), Mapping):
+        fields |= {("mpirun_config", key): value for key, value in mpirun.items()}
+    items = [(path, value) for path, value in fields.items() if path[-1] in _READ and value is not None]
+    return {path[-1]: scalar_text(value, source, ".".join(path), document.lines.get(path)) for path, value in items}
 
 
 def _read(values: Values) -> Cluster | RankInfo:
@@ -141,6 +145,8 @@ def _read(values: Values) -> Cluster | RankInfo:
     gpus = int(kind in _GPUS and not values.flag("use_cpu"))
     if machines == 1:
         return Cluster(tuple(Task("worker", rank, gpus=gpus) for rank in range(size)), source=values.source)
+    if values.text("mpirun_hostfile") and not gpus:  # Accelerate uses it for processors only.
+        return _under_mpirun(values, size, machines)
     if not values.texts.get("main_process_ip"):
         raise values.error("main_process_ip", f"{machines} machines need a place to meet; give the address of the first")
     each = size // machines
@@ -158,6 +164,17 @@ def _read(values: Values) -> Cluster | RankInfo:
         local_size=each,
         gpus=gpus,
     )
+
+
+def _under_mpirun(values: Values, size: int, machines: int) -> Cluster:
+    """Returns the ranks that Accelerate starts with mpirun, as many on each of the first hosts of the file."""
+    name = values.text("mpirun_hostfile")
+    file = Source(NAME, name[:250])
+    hosts = [host for host, _ in merged(parse_hostfile(decode(read_bytes(name, file), file), file))][:machines]
+    if len(hosts) < machines:
+        raise values.error("num_machines", f"{machines} machines are asked for, and {shown(name)} names {len(hosts)}")
+    each = size // machines
+    return Cluster(tuple(Task("worker", rank, hosts[rank // each]) for rank in range(size)), source=values.source)
 
 
 DIALECT = Dialect(
