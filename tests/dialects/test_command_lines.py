@@ -208,3 +208,31 @@ def test_what_is_neither_is_reported_as_json() -> None:
         tfdist.read('{"cluster": {"worker": ["a:1" "b:2"]}')
     with pytest.raises(ClusterError, match=r"a template, \{\{...\}\}, has to be filled in first"):
         tfdist.read("{{- if .Values.x }}\nkind: TFJob\n{{- end }}\n")
+
+
+CONFIG = """export TF_CONFIG='{
+  "cluster": {"ps": ["a:1"], "chief": ["b:1"], "worker": ["c:1"]},
+  "task": {"type": "%s", "index": 0}
+}'
+nohup python train.py &
+"""
+
+
+@pytest.mark.parametrize("first", ["", "#!/bin/bash\n"])
+def test_a_script_that_exports_tf_config(first: str) -> None:
+    """Several tasks are the cluster without one of them; it was the last."""
+    cluster = tfdist.read(first + CONFIG % "ps")
+    assert cluster.task == ("ps", 0) and cluster.describe() == "1 chief, 1 worker, 1 ps"
+    both = tfdist.read(first + CONFIG % "ps" + CONFIG % "chief")
+    assert both == cluster and both.task is None
+    with pytest.raises(ClusterError, match=r"the commands in lines ., . describe different clusters"):
+        tfdist.read(first + CONFIG % "ps" + (CONFIG % "chief").replace("c:1", "d:1"))
+
+
+def test_a_manifest_in_a_script_is_no_description() -> None:
+    job = "cat > job.yaml <<EOF\nworkerPoolSpecs:\n  - machineSpec: {machineType: n1-standard-4}\nEOF\n"
+    line = "gcloud ai custom-jobs create --worker-pool-spec=machine-type=n1-standard-4\n"
+    assert tfdist.read(f"#!/bin/bash\n{job}{line}").describe() == "1 chief"
+    with pytest.raises(ClusterError, match="this is no cluster description that tfdist knows"):
+        tfdist.read(f"#!/bin/bash\n{job}kubectl apply -f job.yaml\n")
+    assert tfdist.read("script -c 'python resnet50_trainer.py --gpus 0,1' log").slots == 2
