@@ -68,7 +68,7 @@ def options(
             name, equals, value = word[:2], "=", word[2:]  # -r3
         name = _name(name, letters or {})
         if abbreviates and word.startswith("--"):
-            name = _full(name, valued | switches, source)
+            name = full_name(name, valued | switches, source)
         if name in valued:
             if not equals:
                 value = next(rest, "")
@@ -116,7 +116,7 @@ def _name(word: str, letters: Mapping[str, str]) -> str:
     return word.lstrip("-").replace("-", "_")
 
 
-def _full(written: str, known: frozenset[str], source: Source) -> str:
+def full_name(written: str, known: frozenset[str], source: Source) -> str:
     """Returns the option that a name means: itself, or the only one that begins with it.
 
     torchrun 2 has two spellings of most options, so its argparse refuses `--nproc`. That of torchrun 1 takes it.
