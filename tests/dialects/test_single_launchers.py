@@ -93,6 +93,8 @@ def test_a_command_line_of_accelerate(tmp_path: Path, monkeypatch: pytest.Monkey
     assert {task.gpus for task in tfdist.read("accelerate launch --cpu --num_processes 4 a.py").tasks} == {0}
     ranks = description("accelerate launch --config_file c.yaml --machine_rank 0 train.py --num_processes 3")
     assert isinstance(ranks, RankInfo) and (ranks.size, ranks.rank) == (8, 0)
+    for option in ("--downcast_bf16", "-q", "-t 3", "--fp8_enable_fsdp_float8_all_gather true"):
+        assert len(tfdist.read(f"accelerate launch {option} --num_processes 3 a.py --lr 1").tasks) == 3
     assert tfdist.read("accelerate launch --num_processes=2 --fsdp_offload_params true --use_fsdp a.py").slots == 2
 
 

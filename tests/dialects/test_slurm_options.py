@@ -42,6 +42,7 @@ def summary(cluster: tfdist.Cluster) -> tuple[int, int, int]:
         (("--tres-per-task=gres/gpu:2", "-n 2"), (2, 2, 2)),
         (("--exclusive --ntasks=2 --mem=0 -J name -p gpu",), (2, 1, 0)),
         (("--some-plugin --ntasks=2",), (2, 1, 0)),
+        (("--wait --ntasks=2", "-W --gpus-per-task=1"), (2, 1, 1)),
     ],
 )
 def test_tasks_and_gpus(lines: tuple[str, ...], expected: tuple[int, int, int]) -> None:
@@ -112,6 +113,12 @@ def test_variables_among_the_options_of_a_step() -> None:
             tfdist.read(f"srun {options_behind}")
     with pytest.raises(ClusterError, match="has a shell variable"):
         script("-N 2", run="srun --ntasks=$((NODES * 8)) ./run.sh")
+
+
+@pytest.mark.parametrize("before", ["--wait 60", "-W 60", "--treewidth 32", "--accel-bind gn", "--bcast", "--x11", "-b now"])
+def test_what_takes_a_value_after_srun(before: str) -> None:
+    """A value that was taken for the program hid the options behind it, and so did an option that was taken for a value."""
+    assert len(script("-n 2", run=f"srun {before} -n 8 python train.py").tasks) == 8
 
 
 def test_a_batch_script_without_its_first_line() -> None:

@@ -34,7 +34,7 @@ MARKS = names("compute_environment distributed_type main_process_ip main_trainin
 _VALUED = names(
     "config_file mixed_precision num_processes num_machines num_cpu_threads_per_process dynamo_backend dynamo_mode "
     "gpu_ids machine_rank main_process_ip main_process_port tee log_dir role rdzv_backend rdzv_conf max_restarts "
-    "monitor_interval vm env main_training_function downcast_bf16 deepspeed_config_file zero_stage "
+    "monitor_interval vm env main_training_function deepspeed_config_file zero_stage "
     "offload_optimizer_device offload_param_device offload_optimizer_nvme_path offload_param_nvme_path "
     "gradient_accumulation_steps gradient_clipping zero3_init_flag zero3_save_16bit_model deepspeed_hostfile "
     "deepspeed_exclusion_filter deepspeed_inclusion_filter deepspeed_multinode_launcher deepspeed_moe_layer_cls_names "
@@ -44,9 +44,8 @@ _VALUED = names(
 _PREFIXES = ("fsdp_", "megatron_lm_", "parallelism_config_", "fp8_")
 _SWITCHES = names(
     "quiet cpu multi_gpu tpu use_deepspeed use_fsdp use_megatron_lm use_parallelism_config use_mps_device use_xpu ipex "
-    "same_network module no_python debug tpu_cluster no_tpu_cluster tpu_use_sudo enable_cpu_affinity "
-    "dynamo_use_fullgraph dynamo_use_dynamic dynamo_use_regional_compilation fp8_use_autocast_during_eval "
-    "fp8_enable_fsdp_float8_all_gather"
+    "same_network module no_python debug downcast_bf16 tpu_cluster no_tpu_cluster tpu_use_sudo enable_cpu_affinity "
+    "dynamo_use_fullgraph dynamo_use_dynamic dynamo_use_regional_compilation fp8_use_autocast_during_eval"
 )
 
 _ONE, _GPUS, _CPUS = ("NO",), ("MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM", "TP"), ("MULTI_CPU",)
@@ -73,7 +72,7 @@ def parse_command(words: list[str], source: Source) -> Cluster | RankInfo:
             raise source.error(f"{shown(' '.join(words[:2]))} starts no training; expected accelerate launch")
         words = words[1:]
     known = _VALUED | frozenset(_plain(word) for word in words if _plain(word).startswith(_PREFIXES)) - _SWITCHES
-    given = options(words[1:], source, known, _SWITCHES, letters={"m": "module"})
+    given = options(words[1:], source, known, _SWITCHES, letters={"m": "module", "q": "quiet", "t": "tee"})
     texts: dict[str, str] = {}
     # Where a variable names the file, it is on another machine: both numbers have to be in the command line.
     has_numbers = {"num_processes", "num_machines"} <= given.texts.keys()

@@ -129,7 +129,7 @@ def _wanted(text: str, source: Source) -> dict[str, str]:
         if words[:1] in (["hetjob"], ["packjob"]):  # The latter is its name before Slurm 20.02.
             raise source.error("heterogeneous jobs are not read; ask for one component", line=line)
         while words:
-            found, end = options(words)
+            found, end = options(words, is_batch=True)
             wanted |= found
             words = words[max(1, end) :]
     return wanted
