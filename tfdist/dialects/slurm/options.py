@@ -30,8 +30,8 @@ _SWITCHES = names(
     "async bcast consolidate-segments debugger-test external oom-kill-step send-libs spread-segments stepmgr "
     "wait-for-children x11 contiguous container-mount-home container-remap-root container-writable compress disable-status "
     "exact exclusive get-user-env help hold ignore-pbs immediate interactive join kill-on-bad-exit label multi-prog nice "
-    "no-allocate no-container-mount-home no-kill no-requeue overcommit overlap oversubscribe parsable preserve-env propagate pty "
-    "quiet quit-on-interrupt reboot requeue resv-ports spread-job test-only unbuffered usage use-min-nodes verbose "
+    "no-allocate no-container-mount-home no-kill no-requeue overcommit overlap oversubscribe parsable preserve-env propagate "
+    "pty quiet quit-on-interrupt reboot requeue resv-ports spread-job test-only unbuffered usage use-min-nodes verbose "
     "version wait whole"
 )
 _OF_STEPS = names("wait")
