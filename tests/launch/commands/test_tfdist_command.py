@@ -233,3 +233,4 @@ def test_doctor_says_what_is_there_and_no_values_of_variables(tfdist, monkeypatc
     assert re.search("^backend ssh +(installed, not tried|cannot be used here: no ssh)$", got.stdout, re.MULTILINE)
     assert re.search("^backend local +can be used$", got.stdout, re.MULTILINE) and "TF_CONFIG (tf_config)" in got.stdout
     assert "secret-host" not in got.stdout
+    assert re.match(rf"tfdist +{re.escape(__version__)} in .*{os.sep}tfdist\n", got.stdout)  # Where it is, not its launcher.
