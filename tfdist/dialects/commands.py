@@ -123,8 +123,9 @@ def _launch(
     command: ShellCommand, variables: Mapping[str, str], source: Source, has_lines: bool, known: Mapping[str, str]
 ) -> Launch | None:
     words = command.words[:MAX_WORDS]
-    variables = {name: known[name] for name in (ON_NODE,) if name in known} | dict(variables)
-    found = _found(words, source, {**known, **command.exported, **command.variables})
+    if ON_NODE in known and ON_NODE not in variables:
+        variables = {ON_NODE: known[ON_NODE], **variables}
+    found = _found(words, source, (known, command.exported, command.variables))
     if found is None:
         dialect = _by_options(words) or _environment(command.variables)
         kept = words if _by_options(words) else ()
@@ -143,12 +144,12 @@ def _launch(
 
 
 def _found(
-    words: Sequence[str], source: Source, given: Mapping[str, str] = MappingProxyType({})
+    words: Sequence[str], source: Source, given: Sequence[Mapping[str, str]] = ()
 ) -> "tuple[int, str, Launch | None] | None":
     """Returns the position behind a launcher's name, and the name; or the launcher in the script of `bash -c`.
 
     Returns None if the words start no launcher. `srun` itself counts last: what it starts may be another launcher. `given` are
-    variables that are set where the words run.
+    variables that are set where the words run; the last of several mappings wins.
     """
     known = programs()
     step: tuple[int, str, None] | None = None
@@ -165,16 +166,22 @@ def _found(
             if module is not None and os.path.basename(words[module]) in known:
                 return module + 1, os.path.basename(words[module]), None
             break
-        elif name == "eval" and position == 0 and (inner := launches(" ".join(words[1:]), source, known=given)):
+        elif name == "eval" and position == 0 and (inner := launches(" ".join(words[1:]), source)):
             return 0, "", inner[0]
         elif SHELL_OPTION.fullmatch(word) and position and os.path.basename(words[position - 1]) in _SHELLS:
             # Double quotes keep what the outer shell shall not expand: `bash -c "... \\$SLURM_PROCID"`.
             script = "".join(words[position + 1 : position + 2]).replace("\\$", "$")
-            if script.strip() and (inner := launches(script, source, known=given)):
+            if script.strip() and (inner := launches(script, source, known=_used(script, given))):
                 return 0, "", inner[0]
         if position == 0 and name not in PREFIXES and not (word.startswith("$") and "-m" in words[1:4]):
             break
     return step
+
+
+def _used(script: str, given: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Returns the variables that a script names, of those that it gets; the last of several wins."""
+    names = set(_NAMED.findall(script))
+    return {name: variables[name] for variables in given for name in names if name in variables}
 
 
 def _module(words: Sequence[str], position: int) -> int | None:

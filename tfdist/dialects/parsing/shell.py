@@ -62,7 +62,8 @@ class ShellCommand:
         words: its words without quotes, after assignments and words such as `then`. Empty for assignments alone.
         variables: the variables assigned before the program, or by the whole command (`export A=1`).
         line: the number of its first line.
-        exported: variables that the script has exported before it, as far as they are known; only for a shell (`bash -c`).
+        exported: variables that the script has exported before it, as far as they are known; only for a shell (`bash -c`), and
+            until the next command is asked for.
     """
 
     words: tuple[str, ...]
@@ -109,7 +110,7 @@ def commands(text: str, source: Source, known: Mapping[str, str] = MappingProxyT
         if words:
             command = _command(words, first)
             if any(map(SHELL_OPTION.fullmatch, command.words)):
-                command = replace(command, exported=literals.exported())
+                command = replace(command, exported=MappingProxyType(literals.exported))
             literals.see(words, {} if command.words else command.variables, before, content)
             yield command
             words = []

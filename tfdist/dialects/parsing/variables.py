@@ -47,7 +47,11 @@ _HARMLESS = re.compile(r"activate|conda|bashrc|profile|module|modules", re.ASCII
 
 
 class Literals:
-    """The values that are known at a place of a script. `see` every command, in order, then `expand` words of the next one."""
+    """The values that are known at a place of a script. `see` every command, in order, then `expand` words of the next one.
+
+    Attributes:
+        exported: the variables that the programs of the next command get.
+    """
 
     def __init__(self, text: str, known: Mapping[str, str]) -> None:
         counts: dict[str, int] = {}
@@ -61,6 +65,7 @@ class Literals:
         self._known = {name: value for name, value in known.items() if name not in counts and name not in changed}
         self._arrays: dict[str, list[str]] = {}
         self._exported: set[str] = set()
+        self.exported: dict[str, str] = {}
         self._open: list[str] = []
         self._left = MAX_EXPANDED
 
@@ -84,6 +89,7 @@ class Literals:
         if words and words[0] in _SOURCES and not _HARMLESS.search(" ".join(words)):
             self._values.clear()
             self._arrays.clear()
+            self.exported.clear()
         if self._open or before in _DEPENDS or behind in ("|", "&", "("):
             return  # It depends on something, or is in a process of its own, or an array.
         for name, value in assigned.items():
@@ -93,11 +99,11 @@ class Literals:
             if name in self._once and _LITERAL.fullmatch(value):
                 self._values[name] = value
         if words[:1] == ["export"]:
-            self._exported |= {word.partition("=")[0] for word in words[1:]}
-
-    def exported(self) -> dict[str, str]:
-        """Returns the variables that the programs of the next command get."""
-        return {name: value for name, value in self._values.items() if name in self._exported}
+            names = [word.partition("=")[0] for word in words[1:]]
+            self._exported |= set(names)
+        else:
+            names = [name for name in assigned if name in self._exported]
+        self.exported |= {name: self._values[name] for name in names if name in self._values}
 
     def see_array(self, name: str, words: Sequence[str], before: str) -> bool:
         """Takes note of `NAME=(...)`. Returns whether its elements are known at the commands behind it.
