@@ -26,6 +26,7 @@ from tfdist.choice import choose, prepared
 from tfdist.cluster import Cluster
 from tfdist.devices import with_gpus_per_task
 from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, MAX_TASKS
+from tfdist.dialects.registry import override_flags
 from tfdist.errors import ClusterError
 from tfdist.flags import cluster_from_flags, define_flags, describes, with_flags
 from tfdist.launch import standard_streams
@@ -260,8 +261,9 @@ def _described_cluster(program: Program) -> Cluster:
     """Returns the cluster of the flags, else that of the environment."""
     if FLAGS.workers is not None:
         if describes(FLAGS):
+            other = next(name for name in ("tier", "cluster", *override_flags()) if FLAGS[name].value is not None)
             raise UsageError(
-                "-n counts the workers of a cluster without another description; give it without --tier and --cluster"
+                f"-n counts the workers of a cluster without another description, and --{other} describes one; give one of them"
             )
         FLAGS["cluster"].value = f'{{"worker": {FLAGS.workers}}}'
     cluster = cluster_from_flags(FLAGS)
