@@ -104,7 +104,8 @@ def choose(cluster: Cluster) -> Choice:
             synchronization or the partition do not fit the strategy or the cluster.
     """
     if cluster.strategy is not None:
-        _check_forced(cluster, cluster.strategy)
+        if fault := fault_of_strategy(cluster, cluster.strategy):
+            raise cluster.source.error(fault, field="--strategy")
         choice = Choice(cluster.strategy, f"--strategy {cluster.strategy}")
     else:
         rule = next(rule for rule in RULES if rule.fits(cluster))
@@ -195,26 +196,22 @@ def _check_groups(cluster: Cluster) -> None:
             )
 
 
-def _check_forced(cluster: Cluster, name: str) -> None:
-    error = cluster.source.error
+def fault_of_strategy(cluster: Cluster, name: str) -> str | None:
+    """Returns why a cluster cannot be trained with the strategy that a user names, as the end of a sentence; None if it can."""
     if name not in STRATEGIES:
-        raise error(
-            f"{name!r} is not a strategy; choose one of {', '.join(STRATEGIES)}{nearest(name, STRATEGIES)}", field="--strategy"
-        )
+        return f"{name!r} is not a strategy; choose one of {', '.join(STRATEGIES)}{nearest(name, STRATEGIES)}"
     if name == "parameter_server" and not cluster.job("ps") and not cluster.partial:
-        raise error(
+        return (
             f"{name} keeps the parameters on ps tasks, and this cluster has none ({cluster.describe()}); "
-            "describe ps tasks or choose multi_worker_mirrored",
-            field="--strategy",
+            "describe ps tasks or choose multi_worker_mirrored"
         )
     if name == "hogwild" and not cluster.job("worker") and not cluster.partial:
-        raise error(
-            f"hogwild trains on workers, and this cluster has none ({cluster.describe()}); describe workers or choose mirrored",
-            field="--strategy",
+        return (
+            f"hogwild trains on workers, and this cluster has none ({cluster.describe()}); describe workers or choose mirrored"
         )
     if name == "mirrored" and len(cluster.training_tasks) > 1:
-        raise error(
+        return (
             f"mirrored trains in one task, and this cluster has {len(cluster.training_tasks)} ({cluster.describe()}); "
-            "choose multi_worker_mirrored or describe one task",
-            field="--strategy",
+            "choose multi_worker_mirrored or describe one task"
         )
+    return None

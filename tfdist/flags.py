@@ -5,7 +5,7 @@ from typing import Any
 
 from absl import flags
 
-from tfdist.choice import STRATEGIES, choose, refused
+from tfdist.choice import STRATEGIES, choose, fault_of_strategy, refused
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import description, from_environment
 from tfdist.dialects.registry import always_has_sync_period, override_flags
@@ -151,6 +151,8 @@ def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | RankInfo | No
 def with_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cluster:
     """Returns the cluster changed by `--strategy`, `--evaluator`, `--job_dir`, the partition's and Hogwild's flags."""
     if flag_values.strategy is not None:
+        if fault := fault_of_strategy(cluster, flag_values.strategy):
+            raise Source("flags", "--strategy").error(fault)
         if flag_values.strategy == "hogwild" and not _says_period(cluster):
             cluster = dataclasses.replace(cluster, sync_period=DEFAULT_SYNC_PERIOD)
         cluster = dataclasses.replace(cluster, strategy=flag_values.strategy)

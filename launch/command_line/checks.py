@@ -80,7 +80,7 @@ def check_summary(path: str | None) -> None:
     if path is None:
         return
     folder = os.path.dirname(path) or "."
-    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
+    if not path or os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
         raise UsageError(f"--summary {path}: this file cannot be written; name a file in an existing folder")
     if os.path.isfile(path) and not standard_streams.is_one(path):
         os.remove(os.path.realpath(path))  # A link to it stays.

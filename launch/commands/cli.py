@@ -25,6 +25,8 @@ from tfdist import strategies
 from tfdist.choice import choose, prepared
 from tfdist.cluster import Cluster
 from tfdist.devices import with_gpus_per_task
+from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, MAX_TASKS
+from tfdist.dialects.registry import override_flags
 from tfdist.errors import ClusterError
 from tfdist.flags import cluster_from_flags, define_flags, describes, with_flags
 from tfdist.launch import standard_streams
@@ -51,7 +53,12 @@ flags.adopt_module_key_flags(sys.modules["tfdist.flags"])
 flags.adopt_module_key_flags(run_flags)
 flags.DEFINE_string("m", None, "Python module to run on every task, instead of a script.")
 flags.DEFINE_integer(
-    "workers", None, "Workers on this machine that train together, without another description.", short_name="n", lower_bound=1
+    "workers",
+    None,
+    "Workers on this machine that train together, without another description.",
+    short_name="n",
+    lower_bound=1,
+    upper_bound=MAX_TASKS,
 )
 flags.DEFINE_integer(
     "max_workers",
@@ -59,6 +66,7 @@ flags.DEFINE_integer(
     "Room for this many workers under parameter_server and hogwild. The training begins with those of the description; tfdist "
     "scale adds and removes some while it goes on.",
     lower_bound=1,
+    upper_bound=MAX_TASKS,
 )
 flags.DEFINE_bool("dry_run", False, "Print the tasks, their addresses and TF_CONFIG, the strategy and its rule; start nothing.")
 flags.DEFINE_string("summary", None, "File for a summary of the job as JSON.")
@@ -74,6 +82,7 @@ flags.DEFINE_integer(
     None,
     "GPUs of this machine for each task that computes, 0 for none. Default: as the description says, else equal numbers.",
     lower_bound=0,
+    upper_bound=MAX_GPUS_PER_TASK,
 )
 flags.DEFINE_bool("defaults", True, "Take flags that are not given from tfdist.toml, or [tool.tfdist] of pyproject.toml, here.")
 flags.DEFINE_bool("verbose", False, "Show all output of TensorFlow.")
@@ -178,6 +187,7 @@ def _run(program: Program) -> int:
     ):
         raise UsageError(reason)
     settings = run_flags.settings(FLAGS, (task.name for task in cluster.tasks))
+    backups.check(settings, frozenset(job.environment))
     if FLAGS.dry_run:
         dry_run.explain(plan, from_file)
         return 0
@@ -188,7 +198,6 @@ def _run(program: Program) -> int:
         raise plan.refusal
     checks.check_summary(FLAGS.summary)
     checks.check_folders(FLAGS)
-    backups.check(settings, frozenset(job.environment))
     if not isinstance(backend.runs, Attached):
         if FLAGS.max_workers is not None:
             raise UsageError(
@@ -252,8 +261,9 @@ def _described_cluster(program: Program) -> Cluster:
     """Returns the cluster of the flags, else that of the environment."""
     if FLAGS.workers is not None:
         if describes(FLAGS):
+            other = next(name for name in ("tier", "cluster", *override_flags()) if FLAGS[name].value is not None)
             raise UsageError(
-                "-n counts the workers of a cluster without another description; give it without --tier and --cluster"
+                f"-n counts the workers of a cluster without another description, and --{other} describes one; give one of them"
             )
         FLAGS["cluster"].value = f'{{"worker": {FLAGS.workers}}}'
     cluster = cluster_from_flags(FLAGS)

@@ -35,11 +35,22 @@ _tfdist() {
 @CASES@
         esac
     fi
-    local prefix="${whole%"$word"}" each
+    # The word before this one may be a flag, whose value this is: `--tier STANDARD_1`.
+    local before="${line%"$whole"}" each values="" is_value=""
+    before="${before%"${before##*[![:space:]]}"}"
+    local flag="${before##*[[:space:]]}"
+    if [[ "$flag" == --* && " $words" == *" $flag="* ]]; then
+        is_value=1
+        for each in $words; do
+            [[ "$each" == "$flag="?* ]] && values+=" ${each#*=}"
+        done
+        words="$values"
+    fi
+    local prefix="${whole%"$word"}"
     for each in $(compgen -W "$words" -- "$whole"); do
         COMPREPLY+=("${each#"$prefix"}")
     done
-    if [[ "$command" =~ ^(run|plan)$ && "$whole" != -* && ${#COMPREPLY[@]} -eq 0 ]]; then
+    if [[ ( "$command" =~ ^(run|plan)$ || "$is_value" ) && "$whole" != -* && ${#COMPREPLY[@]} -eq 0 ]]; then
         COMPREPLY=($(compgen -f -- "$word"))
     fi
     [[ "${COMPREPLY[0]}" == *= ]] && compopt -o nospace 2>/dev/null
@@ -58,6 +69,15 @@ _tfdist() {
         case "${words[2]}" in
 @CASES@
         esac
+    fi
+    # The word before this one may be a flag, whose value this is: `--tier STANDARD_1`.
+    local flag="${words[CURRENT-1]}"
+    local -a taken values
+    taken=(${(M)words_here:#$flag=*})
+    if [[ "$flag" == --* ]] && (( $#taken )); then
+        values=(${taken#*=})
+        if (( $#values )); then compadd -- $values; else _files; fi
+        return 0
     fi
     compadd -- $words_here
     [[ "${words[2]}" == (run|plan) && "$PREFIX" != -* ]] && _files
@@ -151,9 +171,15 @@ def _fish(commands: dict[str, list[str]]) -> str:
     lines = ["# Completion of tfdist in fish. Written by `tfdist completion fish`.", "complete -c tfdist -f"]
     for command, words in commands.items():
         lines.append(f"complete -c tfdist -n __fish_use_subcommand -a {command}")
-        fixed = " ".join(word for word in words if word != "HANDLES")
+        fixed = " ".join(word for word in words if word != "HANDLES" and not (word.startswith("--") and "=" in word))
         seen = f"-n '__fish_seen_subcommand_from {command}'"
         lines.append(f"complete -c tfdist {seen} -a '{fixed}'")
+        values: dict[str, list[str]] = {}
+        for flag, _, value in (word.partition("=") for word in words if word.startswith("--") and "=" in word):
+            values.setdefault(flag[2:], []).extend([value] if value else [])
+        for flag, known in values.items():
+            kind = f"-x -a '{' '.join(known)}'" if known else "-r -F"
+            lines.append(f"complete -c tfdist {seen} -l {flag} {kind}")
         if "HANDLES" in words:
             lines.append(f"complete -c tfdist {seen} -a '(tfdist completion handles 2>/dev/null)'")
     lines.append("complete -c tfdist -n '__fish_seen_subcommand_from run plan translate' -F")

@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
 
 def _versions(faults: list[str]) -> list[tuple[str, str]]:
     lines = [
-        ("tfdist", f"{__version__} in {os.path.dirname(os.path.dirname(os.path.realpath(__file__)))}"),
+        ("tfdist", f"{__version__} in {os.path.dirname(os.path.realpath(machine.__file__))}"),
         ("python", f"{platform.python_version()} in {sys.executable}"),
         ("system", f"{platform.platform()}"),
     ]

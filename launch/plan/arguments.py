@@ -8,6 +8,7 @@ from absl import flags
 
 from tfdist.choice import STRATEGIES
 from tfdist.cluster import Cluster
+from tfdist.dialects.parsing.document import MAX_TASKS
 from tfdist.dialects.registry import override_flags
 from tfdist.errors import Source
 from tfdist.flags import HOGWILD_FLAGS, PARTITION_FLAGS, cluster_from_flags, define_flags, describes
@@ -103,8 +104,8 @@ def define() -> flags.FlagValues:
     define_flags(values)
     flags.DEFINE_boolean("help", False, "", short_name="h", flag_values=values)
     flags.DEFINE_integer("machines", None, "", lower_bound=1, upper_bound=1000, flag_values=values)
-    flags.DEFINE_integer("workers", None, "", short_name="n", lower_bound=1, flag_values=values)
-    flags.DEFINE_integer("max_workers", None, "", lower_bound=1, flag_values=values)
+    flags.DEFINE_integer("workers", None, "", short_name="n", lower_bound=1, upper_bound=MAX_TASKS, flag_values=values)
+    flags.DEFINE_integer("max_workers", None, "", lower_bound=1, upper_bound=MAX_TASKS, flag_values=values)
     flags.DEFINE_string("link", None, "", flag_values=values)
     flags.DEFINE_float("cores", None, "", lower_bound=0.01, upper_bound=4096.0, flag_values=values)
     for name in ("prices", "from", "save", "svg", "to", "m", "ssh_config"):

@@ -168,3 +168,10 @@ def test_a_description_in_the_program_counts_if_tf_config_has_no_options(chosen,
     monkeypatch.setenv("TF_CONFIG", json.dumps(tfdist.read("STANDARD_1").tf_config("worker", 0)))
     found = chosen(hogwild("STANDARD_1", sync_period=4, synchronization=Synchronization(outer="nesterov")))
     assert (found.period, found.options.outer) == (4, "nesterov")
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "parameter_server", "hogwld"])
+def test_the_place_of_a_bad_strategy_is_the_flag(strategy):
+    """Not the description, which is good: a text of `-n 2` was the place."""
+    with pytest.raises(ClusterError, match=r"^--strategy: "):
+        from_flags("--cluster", '{"worker": 2}', f"--strategy={strategy}")

@@ -124,9 +124,9 @@ def test_words_before_the_launcher_do_not_matter(before: str) -> None:
         ),
         (
             'D="-m torch.distributed.run --nproc_per_node=$(nproc)"\npython $D x.py',
-            "<text>:1: torch.distributed.run is put into a variable",
+            "<text>:2: --nproc_per_node: '$(nproc)' has a shell variable",
         ),
-        ('run="A=1 deepspeed $(cat x) x.py"\neval $run', "<text>:1: deepspeed is put into a variable"),
+        ('run="A=1 deepspeed $(cat x) x.py"\neval $run', "<text>:2: '$(cat x)' is a shell variable among the options"),
         ("[ $A ] && export TORCHRUN=torchrun\nsrun $TORCHRUN x.py", "<text>:1: torchrun is put into a variable"),
         ("ssh host torchrun --nnodes 2 x.py", "'ssh' starts torchrun elsewhere, or does not start it; give the command from"),
         ("mpirun -np 2 torchrun --nproc-per-node 2 x.py", "mpirun starts torchrun on every task, and each of these starts"),
@@ -208,3 +208,31 @@ def test_what_is_neither_is_reported_as_json() -> None:
         tfdist.read('{"cluster": {"worker": ["a:1" "b:2"]}')
     with pytest.raises(ClusterError, match=r"a template, \{\{...\}\}, has to be filled in first"):
         tfdist.read("{{- if .Values.x }}\nkind: TFJob\n{{- end }}\n")
+
+
+CONFIG = """export TF_CONFIG='{
+  "cluster": {"ps": ["a:1"], "chief": ["b:1"], "worker": ["c:1"]},
+  "task": {"type": "%s", "index": 0}
+}'
+nohup python train.py &
+"""
+
+
+@pytest.mark.parametrize("first", ["", "#!/bin/bash\n"])
+def test_a_script_that_exports_tf_config(first: str) -> None:
+    """Several tasks are the cluster without one of them; it was the last."""
+    cluster = tfdist.read(first + CONFIG % "ps")
+    assert cluster.task == ("ps", 0) and cluster.describe() == "1 chief, 1 worker, 1 ps"
+    both = tfdist.read(first + CONFIG % "ps" + CONFIG % "chief")
+    assert both == cluster and both.task is None
+    with pytest.raises(ClusterError, match=r"the commands in lines ., . describe different clusters"):
+        tfdist.read(first + CONFIG % "ps" + (CONFIG % "chief").replace("c:1", "d:1"))
+
+
+def test_a_manifest_in_a_script_is_no_description() -> None:
+    job = "cat > job.yaml <<EOF\nworkerPoolSpecs:\n  - machineSpec: {machineType: n1-standard-4}\nEOF\n"
+    line = "gcloud ai custom-jobs create --worker-pool-spec=machine-type=n1-standard-4\n"
+    assert tfdist.read(f"#!/bin/bash\n{job}{line}").describe() == "1 chief"
+    with pytest.raises(ClusterError, match="this is no cluster description that tfdist knows"):
+        tfdist.read(f"#!/bin/bash\n{job}kubectl apply -f job.yaml\n")
+    assert tfdist.read("script -c 'python resnet50_trainer.py --gpus 0,1' log").slots == 2

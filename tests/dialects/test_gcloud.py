@@ -79,10 +79,11 @@ def test_worker_pools() -> None:
         (f"{CREATE} --worker-pool-spec=replica-count=2", "the first worker pool has 2 replicas"),
         (
             "gcloud ml-engine models create m",
-            "'gcloud ml-engine models create m' starts no training; expected gcloud ai-platform",
+            "'gcloud ml-engine models create m' starts no training that tfdist reads; expected gcloud ai-platform",
         ),
         ("gcloud config list", "'gcloud config list' starts no training"),
         ("gcloud", "'gcloud' starts no training"),
+        ("gcloud ai custom-jobs local-run --script=t.py", "'gcloud ai custom-jobs local-run' starts no training that tfdist"),
     ],
 )
 def test_bad_command_lines(line: str, message: str) -> None:
@@ -94,3 +95,9 @@ def test_other_commands_of_gcloud_do_not_count() -> None:
     script = f"gcloud config set project p\n{SUBMIT} --scale-tier BASIC_GPU\ngcloud ml-engine models list\n"
     assert tfdist.read(script).describe() == "1 chief"
     assert tfdist.read("gcloud auth list\ntorchrun --nproc_per_node=2 t.py\n").describe() == "2 workers"
+
+
+def test_a_list_may_have_another_delimiter() -> None:
+    pools = ("machine-type=n1-standard-4|container-image-uri=x", "machine-type=n1-standard-4|replica-count=2")
+    line = " ".join([CREATE, *(f"'--worker-pool-spec=^|^{pool}'" for pool in pools)])
+    assert tfdist.read(line).describe() == "1 chief, 2 workers"

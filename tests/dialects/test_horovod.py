@@ -96,7 +96,7 @@ def test_command_lines(command, expected):
         ("horovodrun -np", "-np: the value of this option is missing"),
         ("horovodrun -np 2 -np 3 x", "this is given twice, as '2' and '3'"),
         ("mpirun -np 2 -x A -n 3 -x B x", "-n: this is given twice, as '2' and '3'"),
-        ("horovodrun -np 2 --host a:1 x", "'--host' is not a known option of horovodrun.*did you mean hosts"),
+        ("horovodrun -np 2 --host a:1 x", "--host: this may be host-discovery-script or hostfile or hosts; write the whole name"),
         ("horovodrun -np 2 -H a:2 --hostfile h x", "hosts are given by -H and by a host file"),
         ("horovodrun -np 2 --hostfile nowhere x", "nowhere: there is no such file"),
         ("horovodrun -np 2 --host-discovery-script ./s.sh x", "--host-discovery-script: tfdist executes nothing"),
@@ -308,3 +308,9 @@ def test_host_files_with_ipv6_addresses(tmp_path):
         (tmp_path / "hosts").write_text(f"{line}\n")
         with pytest.raises(ClusterError, match=message):
             tfdist.read(f"mpirun --hostfile {tmp_path / 'hosts'} x")
+
+
+def test_horovodrun_takes_any_unique_beginning_of_a_name() -> None:
+    assert tfdist.read("horovodrun --num-p 4 --slots 2 --verb python x.py").describe() == "4 workers"
+    with pytest.raises(ClusterError, match="'--num-p' is not a known option of mpirun"):
+        tfdist.read("mpirun --num-p 4 python x.py")

@@ -34,6 +34,14 @@ KNOWN = [
     ('RUN="mpirun -np 4 -x A=$HOME/b"\n$RUN python x', "4 workers"),
     ('D=/x/$USER\nS="$D/train.py"\nmpirun -np 4 $S', "4 workers"),
     ("#!/bin/bash\n#SBATCH -N 2\nN=$SLURM_NNODES\nsrun -n $((N * 4)) python x", "8 workers"),
+    ("declare N=4\nmpirun -np $N python x", "4 workers"),
+    ('declare -a A=(-np 8\n -H a:4,b:4)\nhorovodrun "${A[@]}" python x', "8 workers"),
+    ("export N=4\nbash -c 'mpirun -np $N python x'", "4 workers"),
+    ("N=4 bash -c 'mpirun -np $N python x'", "4 workers"),
+    ('R="mpirun -np 4 -x A=$(cat a b) -x B=`cat a`"\nexport C="$R python x"\neval "$C" | tee log', "4 workers"),
+    ('R="mpirun -np 4 -x A=\\$B"\nbash -c "$R python x \\$C"', "4 workers"),
+    ('R="mpirun \\\r\n -np 4"\r\n$R python x\r\n', "4 workers"),
+    ('torchrun --nproc_per_node 4 `pwd`/x.py $(dirname "$0")/y', "4 workers"),
 ]
 UNKNOWN = {
     "it is set on a condition": "[ $A ] && N=4",
@@ -53,6 +61,8 @@ UNKNOWN = {
     "it is an argument": "N=$1",
     "it has a default": "N=${N:-4}",
     "it is an array": "N=(4)",
+    "it is computed": "M=4\ndeclare -i N=M",
+    "it belongs to a function": "f() { declare N=4\n}",
     "it is another variable's name": "M=4\nN='$M'",
     "it is a pattern": "N=~/4",
     "another script may set it": "N=4\nsource conf.sh",
@@ -68,6 +78,14 @@ def test_literals_that_are_set_once_are_expanded(script: str, cluster: str) -> N
 def test_other_variables_are_refused(before: str) -> None:
     with pytest.raises(ClusterError, match="'\\$N' has a shell variable, and only literals that are set once are expanded"):
         tfdist.read(f"{before}\nmpirun -np $N python x")
+
+
+def test_a_shell_gets_what_is_exported() -> None:
+    for before in ("N=4", "[ $A ] && export N=4", "export N=$(nproc)", "N=4\nf() {\nexport N\n}"):
+        with pytest.raises(ClusterError, match="'\\$N' has a shell variable"):
+            tfdist.read(f"{before}\nbash -c 'mpirun -np $N python x'")
+    with pytest.raises(ClusterError, match=r"'\$\(cat x\)' is a shell variable among the options"):
+        tfdist.read("mpirun -np 4 $(cat x) python x")
 
 
 def test_single_quotes_and_backslashes_keep_a_variable() -> None:

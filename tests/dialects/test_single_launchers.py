@@ -93,7 +93,21 @@ def test_a_command_line_of_accelerate(tmp_path: Path, monkeypatch: pytest.Monkey
     assert {task.gpus for task in tfdist.read("accelerate launch --cpu --num_processes 4 a.py").tasks} == {0}
     ranks = description("accelerate launch --config_file c.yaml --machine_rank 0 train.py --num_processes 3")
     assert isinstance(ranks, RankInfo) and (ranks.size, ranks.rank) == (8, 0)
+    for option in ("--downcast_bf16", "-q", "-t 3", "--fp8_enable_fsdp_float8_all_gather true"):
+        assert len(tfdist.read(f"accelerate launch {option} --num_processes 3 a.py --lr 1").tasks) == 3
     assert tfdist.read("accelerate launch --num_processes=2 --fsdp_offload_params true --use_fsdp a.py").slots == 2
+
+
+def test_accelerate_starts_mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text("a slots=9\nb\nc\n", encoding="utf-8")
+    text = ACCELERATE.replace("MULTI_GPU", "MULTI_CPU") + "mpirun_config:\n  mpirun_hostfile: hosts\n"
+    cluster = tfdist.read(text)
+    assert [task.host for task in cluster.tasks] == ["a"] * 4 + ["b"] * 4 and cluster.task is None
+    line = "accelerate launch --cpu --num_machines {0} --num_processes {0} --mpirun_hostfile hosts a.py"
+    assert [task.host for task in tfdist.read(line.format(2)).tasks] == ["a", "b"]
+    assert "--num_machines: 4 machines are asked for, and 'hosts' names 3" in refused(line.format(4))
+    assert "nowhere: there is no such file" in refused(line.replace("hosts", "nowhere").format(4))
 
 
 def test_bad_descriptions_of_accelerate() -> None:

@@ -42,6 +42,7 @@ def summary(cluster: tfdist.Cluster) -> tuple[int, int, int]:
         (("--tres-per-task=gres/gpu:2", "-n 2"), (2, 2, 2)),
         (("--exclusive --ntasks=2 --mem=0 -J name -p gpu",), (2, 1, 0)),
         (("--some-plugin --ntasks=2",), (2, 1, 0)),
+        (("--wait --ntasks=2", "-W --gpus-per-task=1"), (2, 1, 1)),
     ],
 )
 def test_tasks_and_gpus(lines: tuple[str, ...], expected: tuple[int, int, int]) -> None:
@@ -114,11 +115,44 @@ def test_variables_among_the_options_of_a_step() -> None:
         script("-N 2", run="srun --ntasks=$((NODES * 8)) ./run.sh")
 
 
+@pytest.mark.parametrize("before", ["--wait 60", "-W 60", "--treewidth 32", "--accel-bind gn", "--bcast", "--x11", "-b now"])
+def test_what_takes_a_value_after_srun(before: str) -> None:
+    """A value that was taken for the program hid the options behind it, and so did an option that was taken for a value."""
+    assert len(script("-n 2", run=f"srun {before} -n 8 python train.py").tasks) == 8
+
+
 def test_a_batch_script_without_its_first_line() -> None:
     with pytest.raises(
         ClusterError, match="the first line of a batch script is missing; sbatch asks for one such as #!/bin/bash"
     ):
         tfdist.read("#SBATCH --nodes=2\n#SBATCH --gres=gpu:2\nsrun python train.py\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "run", "count"),
+    [
+        ("--gres=gpu:8", "deepspeed train.py", 8),
+        ("--gres=gpu:8", "export CUDA_VISIBLE_DEVICES=0,1\ndeepspeed train.py", 2),
+        ("--gres=gpu:8", "deepspeed --include localhost:0,3,4 train.py", 3),
+        ("-N 1 --gpus-per-node=4", "torchrun --standalone --nproc_per_node=gpu train.py", 4),
+        ("-N 2 --gpus-per-node=4", "srun torchrun --nnodes=2 --nproc_per_node=auto --rdzv_backend=c10d train.py", 8),
+    ],
+)
+def test_a_launcher_in_a_script_sees_the_gpus_of_its_nodes(
+    options: str, run: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the machine on which the script is read do not count."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")
+    assert len(script(options, run=run).tasks) == count
+
+
+@pytest.mark.parametrize("begin", ["sbatch <<EOF", "cat > job.sh << 'EOF'", "sbatch -p gpu <<-EOF | tee id"])
+def test_a_batch_script_in_a_here_document(begin: str) -> None:
+    inner = f"{begin}\n{HEAD}#SBATCH --nodes=4\nsrun python train.py\nEOF\n"
+    with pytest.raises(ClusterError, match=":2: the batch script is in the here-document that begins here; save that as"):
+        tfdist.read(HEAD + inner)
+    assert len(script("--nodes=2", run=f"srun python a.py\n{inner}").tasks) == 2
 
 
 def test_a_program_without_srun_runs_once() -> None:
@@ -141,7 +175,8 @@ def test_another_launcher_in_the_script_counts() -> None:
         ("srun torchrun --nproc-per-node=4 x.py", "srun starts torchrun on each of 2 tasks"),
         ("srun torchrun --nnodes=$NODES x.py", "--nnodes: '$NODES' has a shell variable"),
         ('L="torchrun --nnodes $N"\nsrun bash -c "$L x.py"', "--nnodes: '$N' has a shell variable"),
-        ('L="torchrun --nnodes $(nproc)"\nsrun bash -c "$L x.py"', "torchrun is put into a variable"),
+        ('L="torchrun --nnodes $(nproc)"\nsrun bash -c "$L x.py"', "--nnodes: '$(nproc)' has a shell variable"),
+        ('L="torchrun --nnodes ${1:-2}"\nsrun bash -c "$L x.py"', "torchrun is put into a variable"),
     ):
         with pytest.raises(ClusterError) as caught:
             script("--nodes=2", run=run)

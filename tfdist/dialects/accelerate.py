@@ -3,7 +3,7 @@
 Sources of the rules: huggingface/accelerate 1.x `src/accelerate/commands/launch.py` and `commands/config/config_args.py`.
 
 `num_processes` counts the processes of all machines. All of them step together: process r is `worker:r`. On several machines
-they meet at `main_process_ip`.
+they meet at `main_process_ip`; with a host file for `mpirun`, Accelerate starts all of them on its hosts.
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,7 @@ from typing import Any
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.dialect import CommandReader, Dialect, TextReader
+from tfdist.dialects.horovod.hosts import merged, parse_hostfile
 from tfdist.dialects.parsing.command_line import check_count, check_places, names, options
 from tfdist.dialects.parsing.document import Document, check_text, decode, read_bytes, shown
 from tfdist.dialects.parsing.load import load
@@ -23,7 +24,7 @@ NAME = "accelerate"
 
 _READ = names(
     "compute_environment distributed_type num_processes num_machines machine_rank main_process_ip main_process_port "
-    "use_cpu rdzv_backend"
+    "use_cpu rdzv_backend mpirun_hostfile"
 )
 WORDS = _READ | names(
     "mixed_precision main_training_function downcast_bf16 same_network gpu_ids debug fsdp_config deepspeed_config"
@@ -33,7 +34,7 @@ MARKS = names("compute_environment distributed_type main_process_ip main_trainin
 _VALUED = names(
     "config_file mixed_precision num_processes num_machines num_cpu_threads_per_process dynamo_backend dynamo_mode "
     "gpu_ids machine_rank main_process_ip main_process_port tee log_dir role rdzv_backend rdzv_conf max_restarts "
-    "monitor_interval vm env main_training_function downcast_bf16 deepspeed_config_file zero_stage "
+    "monitor_interval vm env main_training_function deepspeed_config_file zero_stage "
     "offload_optimizer_device offload_param_device offload_optimizer_nvme_path offload_param_nvme_path "
     "gradient_accumulation_steps gradient_clipping zero3_init_flag zero3_save_16bit_model deepspeed_hostfile "
     "deepspeed_exclusion_filter deepspeed_inclusion_filter deepspeed_multinode_launcher deepspeed_moe_layer_cls_names "
@@ -43,9 +44,8 @@ _VALUED = names(
 _PREFIXES = ("fsdp_", "megatron_lm_", "parallelism_config_", "fp8_")
 _SWITCHES = names(
     "quiet cpu multi_gpu tpu use_deepspeed use_fsdp use_megatron_lm use_parallelism_config use_mps_device use_xpu ipex "
-    "same_network module no_python debug tpu_cluster no_tpu_cluster tpu_use_sudo enable_cpu_affinity "
-    "dynamo_use_fullgraph dynamo_use_dynamic dynamo_use_regional_compilation fp8_use_autocast_during_eval "
-    "fp8_enable_fsdp_float8_all_gather"
+    "same_network module no_python debug downcast_bf16 tpu_cluster no_tpu_cluster tpu_use_sudo enable_cpu_affinity "
+    "dynamo_use_fullgraph dynamo_use_dynamic dynamo_use_regional_compilation fp8_use_autocast_during_eval"
 )
 
 _ONE, _GPUS, _CPUS = ("NO",), ("MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM", "TP"), ("MULTI_CPU",)
@@ -72,7 +72,7 @@ def parse_command(words: list[str], source: Source) -> Cluster | RankInfo:
             raise source.error(f"{shown(' '.join(words[:2]))} starts no training; expected accelerate launch")
         words = words[1:]
     known = _VALUED | frozenset(_plain(word) for word in words if _plain(word).startswith(_PREFIXES)) - _SWITCHES
-    given = options(words[1:], source, known, _SWITCHES, letters={"m": "module"})
+    given = options(words[1:], source, known, _SWITCHES, letters={"m": "module", "q": "quiet", "t": "tee"})
     texts: dict[str, str] = {}
     # Where a variable names the file, it is on another machine: both numbers have to be in the command line.
     has_numbers = {"num_processes", "num_machines"} <= given.texts.keys()
@@ -103,8 +103,11 @@ def _plain(word: str) -> str:
 
 def _texts(document: Document, source: Source) -> dict[str, str]:
     """Returns the fields of a configuration file that concern the cluster."""
-    items = [(key, value) for key, value in document.mapping.items() if key in _READ and value is not None]
-    return {key: scalar_text(value, source, key, document.lines.get((key,))) for key, value in items}
+    fields: dict[tuple[str, ...], Any] = {(key,): value for key, value in document.mapping.items()}
+    if isinstance(mpirun := document.mapping.get("mpirun_config"), Mapping):
+        fields |= {("mpirun_config", key): value for key, value in mpirun.items()}
+    items = [(path, value) for path, value in fields.items() if path[-1] in _READ and value is not None]
+    return {path[-1]: scalar_text(value, source, ".".join(path), document.lines.get(path)) for path, value in items}
 
 
 def _read(values: Values) -> Cluster | RankInfo:
@@ -141,6 +144,8 @@ def _read(values: Values) -> Cluster | RankInfo:
     gpus = int(kind in _GPUS and not values.flag("use_cpu"))
     if machines == 1:
         return Cluster(tuple(Task("worker", rank, gpus=gpus) for rank in range(size)), source=values.source)
+    if values.text("mpirun_hostfile") and not gpus:  # Accelerate uses it for processors only.
+        return _under_mpirun(values, size, machines)
     if not values.texts.get("main_process_ip"):
         raise values.error("main_process_ip", f"{machines} machines need a place to meet; give the address of the first")
     each = size // machines
@@ -158,6 +163,17 @@ def _read(values: Values) -> Cluster | RankInfo:
         local_size=each,
         gpus=gpus,
     )
+
+
+def _under_mpirun(values: Values, size: int, machines: int) -> Cluster:
+    """Returns the ranks that Accelerate starts with mpirun, as many on each of the first hosts of the file."""
+    name = values.text("mpirun_hostfile")
+    file = Source(NAME, name[:250])
+    hosts = [host for host, _ in merged(parse_hostfile(decode(read_bytes(name, file), file), file))][:machines]
+    if len(hosts) < machines:
+        raise values.error("num_machines", f"{machines} machines are asked for, and {shown(name)} names {len(hosts)}")
+    each = size // machines
+    return Cluster(tuple(Task("worker", rank, hosts[rank // each]) for rank in range(size)), source=values.source)
 
 
 DIALECT = Dialect(

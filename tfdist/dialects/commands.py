@@ -14,7 +14,8 @@ from types import MappingProxyType
 
 from tfdist.dialects.parsing.command_line import PREFIXES
 from tfdist.dialects.parsing.document import check_text, is_json
-from tfdist.dialects.parsing.shell import ShellCommand, commands
+from tfdist.dialects.parsing.machine_gpus import ON_NODE
+from tfdist.dialects.parsing.shell import SHELL_OPTION, ShellCommand, commands
 from tfdist.dialects.parsing.variables import ASSIGNMENT
 from tfdist.dialects.registry import command_readers, environment_readers, programs
 from tfdist.errors import Source
@@ -26,10 +27,13 @@ MAX_LAUNCHERS = 100
 """Launchers of a script that are read and compared."""
 
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*", re.ASCII)
-_SHELL_OPTION = re.compile(r"-[a-z]*c", re.ASCII)
+_SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh", "script"})
 _WHICH = re.compile(r"(?:\$\(|`)(?:which|command -v) ([\w./-]+)[)`]", re.ASCII)
 _SHEBANG = re.compile(r"#!.*\b(?:ba|z|da|k)?sh\b")
 _YAML_KEY = re.compile(r"^[ \t]*(?:-[ \t]+)?[\"']?[A-Za-z_][\w./-]*[\"']?[ \t]*:(?:[ \t]|$)", re.MULTILINE | re.ASCII)
+_QUOTED = re.compile(r"^(?:export[ \t]+)?[A-Za-z_]\w*=(?:'[^']*'|\"(?:[^\"\\]|\\.)*\")", re.MULTILINE | re.ASCII | re.DOTALL)
+"""An assignment at the beginning of a line, whose value may have lines such as `"cluster": {`."""
+
 _VARIABLES = re.compile(r"\b[A-Z][A-Z_]+=")
 _NAMED = re.compile(r"\$\{?(\w+)", re.ASCII)
 _ONLY_ASKS = frozenset({"--help", "-h", "--version", "-V", "--check-build"})
@@ -63,7 +67,12 @@ def may_launch(text: str) -> bool:
 
 def is_script(text: str) -> bool:
     """Returns whether a text can be a shell script or a command line: it is neither JSON nor YAML."""
-    return _SHEBANG.match(text) is not None or not (is_json(text) or _YAML_KEY.search(text))
+    return names_shell(text) or not (is_json(text) or _YAML_KEY.search(_QUOTED.sub("", text)))
+
+
+def names_shell(text: str) -> bool:
+    """Returns whether a text is a shell script by its first line, `#!/bin/bash`."""
+    return _SHEBANG.match(text) is not None
 
 
 def launches(
@@ -82,6 +91,7 @@ def launches(
     """
     found: list[Launch] = []
     inherited: Mapping[str, str] = {}
+    exported: list[Launch] = []
     hidden: dict[str, _Hidden] = {}
     used: _Hidden | None = None
     for command in commands(check_text(text, source), source, known):
@@ -89,6 +99,8 @@ def launches(
         used = used or next((hidden[name] for word in command.words for name in _NAMED.findall(word) if name in hidden), None)
         if not command.words:
             inherited = variables
+            if (name := _environment(command.variables)) is not None:
+                exported.append(Launch(name, (), command.line, variables))
             hidden |= _hidden(command)
             used = used or next((entry for entry in hidden.values() if entry.has_options), None)
         elif (launch := _launch(command, variables, source, has_lines, known)) is not None:
@@ -100,6 +112,8 @@ def launches(
             f"{used.launcher} is put into a variable, and this one is not expanded; give the command itself",
             line=used.line if has_lines else None,
         )
+    if not found and len(exported) > 1:
+        return exported[:MAX_LAUNCHERS]  # Each for the commands behind it, as where a script starts several tasks.
     if not found and (name := _environment(inherited)) is not None:
         return [Launch(name, (), 1, inherited)]
     return found
@@ -109,7 +123,9 @@ def _launch(
     command: ShellCommand, variables: Mapping[str, str], source: Source, has_lines: bool, known: Mapping[str, str]
 ) -> Launch | None:
     words = command.words[:MAX_WORDS]
-    found = _found(words, source, known)
+    if ON_NODE in known and ON_NODE not in variables:
+        variables = {ON_NODE: known[ON_NODE], **variables}
+    found = _found(words, source, (known, command.exported, command.variables))
     if found is None:
         dialect = _by_options(words) or _environment(command.variables)
         kept = words if _by_options(words) else ()
@@ -128,12 +144,12 @@ def _launch(
 
 
 def _found(
-    words: Sequence[str], source: Source, given: Mapping[str, str] = MappingProxyType({})
+    words: Sequence[str], source: Source, given: Sequence[Mapping[str, str]] = ()
 ) -> "tuple[int, str, Launch | None] | None":
     """Returns the position behind a launcher's name, and the name; or the launcher in the script of `bash -c`.
 
     Returns None if the words start no launcher. `srun` itself counts last: what it starts may be another launcher. `given` are
-    variables that are set where the words run.
+    variables that are set where the words run; the last of several mappings wins.
     """
     known = programs()
     step: tuple[int, str, None] | None = None
@@ -150,13 +166,22 @@ def _found(
             if module is not None and os.path.basename(words[module]) in known:
                 return module + 1, os.path.basename(words[module]), None
             break
-        elif _SHELL_OPTION.fullmatch(word) and position and os.path.basename(words[position - 1]) in ("bash", "sh", "zsh"):
-            script = "".join(words[position + 1 : position + 2])
-            if script.strip() and (inner := launches(script, source, known=given)):
+        elif name == "eval" and position == 0 and (inner := launches(" ".join(words[1:]), source)):
+            return 0, "", inner[0]
+        elif SHELL_OPTION.fullmatch(word) and position and os.path.basename(words[position - 1]) in _SHELLS:
+            # Double quotes keep what the outer shell shall not expand: `bash -c "... \\$SLURM_PROCID"`.
+            script = "".join(words[position + 1 : position + 2]).replace("\\$", "$")
+            if script.strip() and (inner := launches(script, source, known=_used(script, given))):
                 return 0, "", inner[0]
         if position == 0 and name not in PREFIXES and not (word.startswith("$") and "-m" in words[1:4]):
             break
     return step
+
+
+def _used(script: str, given: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Returns the variables that a script names, of those that it gets; the last of several wins."""
+    names = set(_NAMED.findall(script))
+    return {name: variables[name] for variables in given for name in names if name in variables}
 
 
 def _module(words: Sequence[str], position: int) -> int | None:

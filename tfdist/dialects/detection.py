@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tfdist.cluster import valid_host
-from tfdist.dialects.commands import Launch, check_prefix, is_script, launches, may_launch
+from tfdist.dialects.commands import Launch, check_prefix, is_script, launches, may_launch, names_shell
 from tfdist.dialects.dialect import TextReader
 from tfdist.dialects.other_tools import reason_against
 from tfdist.dialects.parsing.document import Document, check_text, close, decode, is_json, read_bytes, shown
@@ -80,7 +80,7 @@ def detect(source: object) -> "Detected | Launched":
         if (assigned := _assigned(source, "<text>")) is not None:
             return assigned
         launched = None if os.path.lexists(source[:4096].strip()) else detect_launches(source, "<text>")
-        if launched is not None and not _claiming(source, text_readers()):
+        if launched is not None and not _claiming(source, _of_text(source)):
             return launched
         if any(mark in source for mark in _TEXT_MARKS) or not source.strip():
             return _from_text(source, "<text>")
@@ -155,7 +155,7 @@ def _from_text(text: str, name: str) -> "Detected | Launched":
         return _from_mapping(load(document, source), source)
     if (assigned := _assigned(document.text, name) or _listed(document.text, name)) is not None:
         return assigned
-    readers = text_readers()
+    readers = _of_text(document.text)
     dialect = _claiming(document.text, readers)
     if dialect is None and (launched := detect_launches(document.text, name)) is not None:
         return launched
@@ -245,6 +245,11 @@ def _unknown(source: Source, names: Iterable[str]) -> ClusterError:
         f"this is no cluster description that tfdist knows: {found or 'it names no jobs, hosts or numbers of processes'}, and "
         f"nothing of {titles}; docs/dialects/README.md shows what each looks like{hint}"
     )
+
+
+def _of_text(text: str) -> Mapping[str, TextReader]:
+    """Returns the dialects in which a text may be: a shell script is no mapping, although it may write one to a file."""
+    return {name: reader for name, reader in text_readers().items() if not (reader.is_mapping and names_shell(text))}
 
 
 def _claiming(content: "str | Mapping[Any, Any]", readers: Mapping[str, TextReader]) -> str | None:

@@ -72,6 +72,10 @@ _POOL = {
 }
 
 
+_DELIMITER = re.compile(r"\^([^^]+)\^")
+"""The beginning of a list whose parts gcloud divides at this text, and not at commas (`gcloud topic escaping`)."""
+
+
 def parse_command(words: list[str], source: Source) -> Cluster:
     """Reads a command line of gcloud that trains. The arguments behind ` -- ` are those of the program.
 
@@ -91,8 +95,8 @@ def parse_command(words: list[str], source: Source) -> Cluster:
     stated = [word for word in parts[:4] if re.fullmatch(r"[a-z-]*[a-z]", word)]
     raise UnstatedError(
         *source.error(
-            f"'{' '.join(['gcloud', *stated])[:60]}' starts no training; expected gcloud ai-platform jobs submit training, "
-            "gcloud ai-platform local train, or gcloud ai custom-jobs create"
+            f"'{' '.join(['gcloud', *stated])[:60]}' starts no training that tfdist reads; expected gcloud "
+            "ai-platform jobs submit training, gcloud ai-platform local train, or gcloud ai custom-jobs create"
         ).args
     )
 
@@ -160,7 +164,8 @@ def _custom_job(words: list[str], source: Source) -> Cluster:
 def _pool(text: str, source: Source) -> dict[str, Any]:
     """Returns a worker pool, `machine-type=n1-standard-8,replica-count=2`, as the field of a custom job."""
     pool: dict[str, Any] = {}
-    for part in text.split(","):
+    delimiter = _DELIMITER.match(text)
+    for part in text[delimiter.end() :].split(delimiter[1]) if delimiter else text.split(","):
         check_variable(part.strip(), source)
         key, _, content = part.strip().partition("=")
         values = Values(source, {key: content}, "--worker-pool-spec ")

@@ -7,6 +7,7 @@ from tfdist.cluster import Cluster
 from tfdist.dialects.commands import Launch
 from tfdist.dialects.detection import Launched
 from tfdist.dialects.dialect import Described
+from tfdist.dialects.parsing.machine_gpus import ON_NODE
 from tfdist.dialects.parsing.values import Values
 from tfdist.dialects.registry import command_readers, environment_readers
 from tfdist.errors import ClusterError, Source, UnstatedError
@@ -76,7 +77,10 @@ def _read(launch: Launch, launched: Launched, tasks: int) -> Described:
 def _parse(launch: Launch, source: Source) -> Described:
     reader = command_readers()[launch.dialect]
     if reader.reads_variables:
-        return reader.parse(list(launch.words), source, {**os.environ, **launch.variables})
+        environ = {name: value for name, value in os.environ.items() if name != ON_NODE} | dict(launch.variables)
+        if ON_NODE in launch.variables and "CUDA_VISIBLE_DEVICES" not in launch.variables:
+            environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(int(launch.variables[ON_NODE]))))
+        return reader.parse(list(launch.words), source, environ)
     return reader.parse(list(launch.words), source)
 
 

@@ -162,15 +162,17 @@ def _job_dir(value: Any) -> str | None:
 
 def _does_not_take(source: Source, hosts: str | None, options: Mapping[str, Any]) -> ClusterError:
     dialects = [dialect for dialect in registry.dialects().values() if dialect.text]
+    is_file = source.name not in ("<text>", "flags")  # These say nothing beside the flag.
+    place = source if is_file else Source("flags", "")
     if hosts is not None:
         takers = " or ".join(dialect.title for dialect in dialects if dialect.text and dialect.text.takes_hostfile)
-        return source.error(
+        return place.error(
             f"a host file goes with a {takers} description, this one is {source.dialect}; leave the host file out",
             field="--hostfile",
         )
     flag = next(iter(options))
     owner = next(dialect.title for dialect in dialects if dialect.text and flag in dialect.text.overrides)
-    return source.error(
+    return place.error(
         f"this option changes a {owner} description, this one is {source.dialect}; change the description instead",
         field=f"--{flag}",
     )

@@ -55,6 +55,11 @@ def test_bash_completes_commands_flags_values_files_and_handles(script, tmp_path
     assert asked(bash, tmp_path, "run", "--tier=STAND") == ["STANDARD_1"]
     assert asked(bash, tmp_path, "run", "--view=") == ["auto", "live", "lines"]
     assert asked(bash, tmp_path, "run", "tra") == ["train.py"]
+    assert asked(bash, tmp_path, "run", "--tier", "STAND") == ["STANDARD_1"]
+    assert asked(bash, tmp_path, "run", "--detach", "--view", "") == ["auto", "live", "lines"]
+    assert asked(bash, tmp_path, "run", "--cluster", "tr") == asked(bash, tmp_path, "status", "--svg", "tr") == ["train.py"]
+    assert asked(bash, tmp_path, "translate", "STANDARD_1", "--to", "tf_") == ["tf_config"]
+    assert "--tier=BASIC" in asked(bash, tmp_path, "run", "--dry_run", "")
     assert asked(bash, tmp_path, "completion", "z") == ["zsh"]
     folder = JobFolder.create("local")
     assert asked(bash, tmp_path, "logs", "local:")[0] == f"//{folder.id}"
@@ -67,6 +72,28 @@ def test_the_script_of_each_shell_is_valid_there(script, shell, tmp_path):
     assert "STANDARD_1" in text and "completion handles" in text and "@" not in text.replace('"$@"', "").replace("[@]", "")
     (tmp_path / "script").write_text(text)
     subprocess.run([shell, "-n", str(tmp_path / "script")], check=True, timeout=30)
+
+
+@needs("fish")
+def test_fish_completes_values_of_flags(script, tmp_path):
+    (tmp_path / "script").write_text(script("fish"))
+    (tmp_path / "train.py").write_text("")
+    asks = ("run --tier STAND", "run --tier=STAND", "run --cluster tr", "run --sync_p", "translate x --to tf_")
+    lines = "\n".join(f"complete -C 'tfdist {line}'" for line in asks)
+    got = subprocess.run(
+        ["fish", "-N", "-c", f"source script\n{lines}"], capture_output=True, text=True, timeout=30, cwd=tmp_path, check=True
+    )
+    assert got.stdout.split() == ["STANDARD_1", "--tier=STANDARD_1", "train.py", "--sync_period", "tf_config"]
+
+
+@needs("zsh")
+def test_zsh_completes_values_of_flags(script, tmp_path):
+    stubs = "compdef() { :; }\ncompadd() { shift; print -r -- $1 }\n_files() { print files }\n"
+    ask = '\nt() { words=(tfdist "$@"); CURRENT=$#words; PREFIX="${words[-1]}"; _tfdist }\n'
+    lines = "t run --tier ''\nt run --cluster ''\nt translate x --to ''\nt run --dry_run ''\nt ''\n"
+    (tmp_path / "script").write_text(stubs + script("zsh") + ask + lines)
+    got = subprocess.run(["zsh", "-f", str(tmp_path / "script")], capture_output=True, text=True, timeout=30, check=True)
+    assert got.stdout.split() == ["BASIC", "files", "cloudml", "-n", "files", "run"]
 
 
 def test_another_shell_is_refused():

@@ -69,7 +69,12 @@ def test_help_and_status_do_not_import_tensorflow(words, tmp_path):
             ["run", "--backend", "ssh", "-n", "1", "here.py"],
             "worker:0 has no host; --backend ssh needs a description that names",
         ),
-        (["run", "-n", "1", "--tier", "BASIC"], "give it without --tier and --cluster"),
+        (["run", "-n", "1", "--tier", "BASIC"], "without another description, and --tier describes one; give one of them"),
+        (["run", "-n", "1", "--evaluator_count", "1"], "without another description, and --evaluator_count describes one"),
+        (
+            ["run", "-n", "1", "--hostfile", "here.py"],
+            "tfdist: --hostfile: a host file goes with a SINGA description, this one",
+        ),
         (["run", "-n", "0"], "workers"),
         (
             ["run", "-n", "1", "--task_restarts", "chief=3", "here.py"],
@@ -233,3 +238,4 @@ def test_doctor_says_what_is_there_and_no_values_of_variables(tfdist, monkeypatc
     assert re.search("^backend ssh +(installed, not tried|cannot be used here: no ssh)$", got.stdout, re.MULTILINE)
     assert re.search("^backend local +can be used$", got.stdout, re.MULTILINE) and "TF_CONFIG (tf_config)" in got.stdout
     assert "secret-host" not in got.stdout
+    assert re.match(rf"tfdist +{re.escape(__version__)} in .*{os.sep}tfdist\n", got.stdout)  # Where it is, not its launcher.

@@ -10,7 +10,7 @@ from collections import Counter
 
 from tfdist.cluster import Cluster
 from tfdist.dialects.horovod.hosts import Hosts, cluster_of, merged, parse_hostfile, parse_hosts
-from tfdist.dialects.parsing.command_line import check_variable
+from tfdist.dialects.parsing.command_line import check_variable, full_name
 from tfdist.dialects.parsing.document import MAX_TASKS, decode, read_bytes, shown
 from tfdist.dialects.parsing.shell import has_variable
 from tfdist.dialects.parsing.values import Values
@@ -111,6 +111,8 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
             break
         written, equals, value = words[position].partition("=")
         name = written.lstrip("-").replace("_", "-")
+        if is_horovod and written.startswith("--"):
+            name = full_name(name, alone | values.keys(), source)  # As argparse does it: `--slots 4`.
         position += 1
         if name in alone and not equals:
             if name in ("pernode", "bynode"):

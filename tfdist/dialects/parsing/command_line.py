@@ -9,7 +9,9 @@ from tfdist.dialects.parsing.values import Values
 from tfdist.errors import ClusterError, Source, nearest
 from tfdist.rank_info import UnplacedError
 
-_ONLY_VARIABLE = re.compile(r"\$(?:\w+|[@*]|\{[^}]*\})|\$\((?!which |command -v ).*|`(?!which ).*", re.ASCII | re.DOTALL)
+_ONLY_VARIABLE = re.compile(
+    r"\$(?:\w+|[@*]|\{[^}]*\})|(?:\$\((?!which |command -v )|`(?!which ))(?!.*[)`]/[^)`]*\Z).*", re.ASCII | re.DOTALL
+)
 
 
 def names(text: str) -> frozenset[str]:
@@ -66,7 +68,7 @@ def options(
             name, equals, value = word[:2], "=", word[2:]  # -r3
         name = _name(name, letters or {})
         if abbreviates and word.startswith("--"):
-            name = _full(name, valued | switches, source)
+            name = full_name(name, valued | switches, source)
         if name in valued:
             if not equals:
                 value = next(rest, "")
@@ -94,7 +96,7 @@ def options(
 
 
 def is_variable(word: str) -> bool:
-    """Returns whether a word is nothing but a shell variable. `$DIR/train.py` is a program."""
+    """Returns whether a word is nothing but a shell variable. `$DIR/train.py` and `$(pwd)/train.py` are programs."""
     return _ONLY_VARIABLE.fullmatch(word) is not None
 
 
@@ -114,7 +116,7 @@ def _name(word: str, letters: Mapping[str, str]) -> str:
     return word.lstrip("-").replace("-", "_")
 
 
-def _full(written: str, known: frozenset[str], source: Source) -> str:
+def full_name(written: str, known: frozenset[str], source: Source) -> str:
     """Returns the option that a name means: itself, or the only one that begins with it.
 
     torchrun 2 has two spellings of most options, so its argparse refuses `--nproc`. That of torchrun 1 takes it.

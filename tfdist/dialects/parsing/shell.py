@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from tfdist.dialects.parsing.variables import ASSIGNMENT, Literals
@@ -40,7 +40,10 @@ _PART = re.compile(
 """What begins or ends a quotation or a substitution inside another one."""
 
 _CLOSERS = {'"': '"', "`": "`", "$(": ")", "${": "}", "(": ")"}
-_BLANKS = re.compile(r"\s+")
+SHELL_OPTION = re.compile(r"-[a-z]*c", re.ASCII)
+"""The option of a shell behind which a script stands, `bash -c`."""
+_BLANKS = re.compile(r"\s+(?![^()]{0,200}\))")
+"""What separates words, but not inside `$(hostname -i)`."""
 _ESCAPED = re.compile(r"\\([\"\\\n])")
 _CONTROL = frozenset({"if", "then", "else", "elif", "fi", "do", "done", "while", "until", "for", "case", "esac", "{", "}", "!"})
 _DECLARE = frozenset({"export", "declare", "typeset", "readonly", "local"})
@@ -59,11 +62,14 @@ class ShellCommand:
         words: its words without quotes, after assignments and words such as `then`. Empty for assignments alone.
         variables: the variables assigned before the program, or by the whole command (`export A=1`).
         line: the number of its first line.
+        exported: variables that the script has exported before it, as far as they are known; only for a shell (`bash -c`), and
+            until the next command is asked for.
     """
 
     words: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
     line: int = 1
+    exported: Mapping[str, str] = field(default_factory=dict)
 
 
 def commands(text: str, source: Source, known: Mapping[str, str] = MappingProxyType({})) -> Iterator[ShellCommand]:
@@ -78,6 +84,7 @@ def commands(text: str, source: Source, known: Mapping[str, str] = MappingProxyT
         ClusterError: for a quotation that does not end.
     """
     words: list[str] = []
+    text = text.replace("\r\n", "\n")
     array: list[str] | None = None  # What has been found of `NAME=(...)`, whose name is the last of `words`.
     before, literals = "\n", Literals(text, known)
     for kind, content, line in _words(text, source, literals):
@@ -102,6 +109,8 @@ def commands(text: str, source: Source, known: Mapping[str, str] = MappingProxyT
             continue
         if words:
             command = _command(words, first)
+            if any(map(SHELL_OPTION.fullmatch, command.words)):
+                command = replace(command, exported=MappingProxyType(literals.exported))
             literals.see(words, {} if command.words else command.variables, before, content)
             yield command
             words = []

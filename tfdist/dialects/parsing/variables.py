@@ -15,12 +15,16 @@ MAX_EXPANDED = 1_000_000
 
 _SAID = re.compile(r"^[ \t]*(?:echo[ \t][^\n;|&]*|#[^\n]*)", re.ASCII | re.MULTILINE)
 _SETS = re.compile(
-    r"\b(?:for|select|read|unset|local|declare|typeset|getopts|mapfile|readarray|let|printf[ \t]+-v)[ \t]([^\n;|&]*)", re.ASCII
+    r"\b(?:for|select|read|unset|getopts|mapfile|readarray|let|printf[ \t]+-v"
+    r"|(?:local|declare|typeset)(?![ \t]+(?:-[agrx]+[ \t]+)*[A-Za-z_]\w*=))[ \t]([^\n;|&]*)",
+    re.ASCII,
 )
+"""`declare A=1` is an assignment like `A=1`; `declare -i A=B` is not."""
 _ARITHMETIC = re.compile(r"\(\(([^()\n]{0,200})\)\)", re.ASCII)
 _CHANGES = re.compile(r"\+\+|--|=", re.ASCII)
 _NAME = re.compile(r"(?<![\w$-])(?<!\$\{)[A-Za-z_]\w*", re.ASCII)
-_REFERENCE = r"(?:\$\w+(?!\w)|\$\{\w+\})"
+_REFERENCE = r"(?:\\?\$\w+(?!\w)|\\?\$\{\w+\}|\\?\$\([^()\n]{0,200}\))"
+_BACKTICKS = re.compile(r"`([^`()\n]{0,200})`")
 _LITERAL = re.compile(
     rf"(?!{_REFERENCE}\Z)(?:[\w./:,@%+=\s-]|{_REFERENCE}|\$\(\([\w *]+\)\)){{0,2000}}|\$SLURM_\w+|\$\{{SLURM_\w+\}}", re.ASCII
 )
@@ -43,7 +47,11 @@ _HARMLESS = re.compile(r"activate|conda|bashrc|profile|module|modules", re.ASCII
 
 
 class Literals:
-    """The values that are known at a place of a script. `see` every command, in order, then `expand` words of the next one."""
+    """The values that are known at a place of a script. `see` every command, in order, then `expand` words of the next one.
+
+    Attributes:
+        exported: the variables that the programs of the next command get.
+    """
 
     def __init__(self, text: str, known: Mapping[str, str]) -> None:
         counts: dict[str, int] = {}
@@ -56,6 +64,8 @@ class Literals:
         # Those that are set where the script runs, unless it changes them itself.
         self._known = {name: value for name, value in known.items() if name not in counts and name not in changed}
         self._arrays: dict[str, list[str]] = {}
+        self._exported: set[str] = set()
+        self.exported: dict[str, str] = {}
         self._open: list[str] = []
         self._left = MAX_EXPANDED
 
@@ -79,13 +89,21 @@ class Literals:
         if words and words[0] in _SOURCES and not _HARMLESS.search(" ".join(words)):
             self._values.clear()
             self._arrays.clear()
+            self.exported.clear()
         if self._open or before in _DEPENDS or behind in ("|", "&", "("):
             return  # It depends on something, or is in a process of its own, or an array.
         for name, value in assigned.items():
             if _COUNTED.fullmatch(value):
                 value = self._get("SLURM_NNODES", value)
+            value = _BACKTICKS.sub(r"$(\1)", value)
             if name in self._once and _LITERAL.fullmatch(value):
                 self._values[name] = value
+        if words[:1] == ["export"]:
+            names = [word.partition("=")[0] for word in words[1:]]
+            self._exported |= set(names)
+        else:
+            names = [name for name in assigned if name in self._exported]
+        self.exported |= {name: self._values[name] for name in names if name in self._values}
 
     def see_array(self, name: str, words: Sequence[str], before: str) -> bool:
         """Takes note of `NAME=(...)`. Returns whether its elements are known at the commands behind it.

@@ -14,7 +14,8 @@ from tfdist.dialects.parsing.values import Values
 from tfdist.errors import Source, UnstatedError
 
 _VALUED = names(
-    "account acctg-freq array batch bb bbf bcast begin chdir cluster-constraint clusters comment constraint container "
+    "accel-bind account acctg-freq array batch bb bbf bcast-exclude begin chdir cluster cluster-constraint clusters comment "
+    "constraint container context cpu_bind ignore-signals mem-update ntasks-per-tres resources segment treewidth "
     "container-id container-env container-image container-mounts container-name container-save container-workdir core-spec "
     "cores-per-socket cpu-bind cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution "
     "epilog error exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket "
@@ -26,17 +27,21 @@ _VALUED = names(
     "wait-all-nodes wckey wrap"
 )
 _SWITCHES = names(
-    "contiguous container-mount-home container-remap-root container-writable compress disable-status exact exclusive "
-    "get-user-env help hold ignore-pbs immediate interactive join kill-on-bad-exit label multi-prog nice no-allocate "
-    "no-container-mount-home no-kill no-requeue overcommit overlap oversubscribe parsable preserve-env propagate pty "
-    "quiet quit-on-interrupt reboot requeue resv-ports spread-job test-only unbuffered usage use-min-nodes verbose "
+    "async bcast consolidate-segments debugger-test external oom-kill-step send-libs spread-segments stepmgr "
+    "wait-for-children x11 contiguous container-mount-home container-remap-root container-writable compress disable-status "
+    "exact exclusive get-user-env help hold ignore-pbs immediate interactive join kill-on-bad-exit label multi-prog nice "
+    "no-allocate no-container-mount-home no-kill no-requeue overcommit overlap oversubscribe parsable preserve-env propagate "
+    "pty quiet quit-on-interrupt reboot requeue resv-ports spread-job test-only unbuffered usage use-min-nodes verbose "
     "version wait whole"
 )
+_OF_STEPS = names("wait")
+"""Options that take a value after `srun` only."""
+
 _LETTERS = {
     **{
         "A": "account",
         "a": "array",
-        "b": "batch",
+        "b": "begin",
         "B": "extra-node-info",
         "C": "constraint",
         "c": "cpus-per-task",
@@ -53,7 +58,16 @@ _LETTERS = {
         "L": "licenses",
     },
     **{"M": "clusters", "m": "distribution", "N": "nodes", "n": "ntasks", "o": "output", "P": "dependency", "p": "partition"},
-    **{"q": "qos", "r": "relative", "S": "core-spec", "T": "threads", "t": "time", "w": "nodelist", "x": "exclude"},
+    **{
+        "q": "qos",
+        "r": "relative",
+        "S": "core-spec",
+        "T": "threads",
+        "t": "time",
+        "w": "nodelist",
+        "x": "exclude",
+        "W": "wait",
+    },
 }
 _ALIASES = {"tasks-per-node": "ntasks-per-node", "pack-group": "het-group"}
 
@@ -76,8 +90,14 @@ class Tasks:
     gpus: int
 
 
-def options(words: Sequence[str]) -> tuple[dict[str, str], int]:
-    """Returns the options at the beginning of a command line by their full names, and the position of the first other word."""
+def options(words: Sequence[str], *, is_batch: bool = False) -> tuple[dict[str, str], int]:
+    """Returns the options at the beginning of a command line by their full names, and the position of the first other word.
+
+    Args:
+        words: the command line behind `srun`, or the words of a `#SBATCH` line.
+        is_batch: whether they are options of sbatch.
+    """
+    valued = _VALUED if is_batch else _VALUED | _OF_STEPS
     found: dict[str, str] = {}
     position = 0
     while position < len(words) and words[position].startswith("-") and words[position] not in ("-", "--"):
@@ -88,7 +108,7 @@ def options(words: Sequence[str]) -> tuple[dict[str, str], int]:
             name = _full(written)
         else:
             name, equals, value = _LETTERS.get(word[1], ""), word[2:], word[2:].removeprefix("=")
-        if name in _VALUED and not equals and position < len(words):
+        if name in valued and not equals and position < len(words):
             value = words[position]
             position += 1
         if name:

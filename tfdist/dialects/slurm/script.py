@@ -34,6 +34,8 @@ NAME = "slurm"
 
 _SBATCH = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 _COMMAND = re.compile(r"^[ \t]*[^#\s]", re.MULTILINE)
+_HEREDOC = re.compile(r"(?<!<)<<-?[ \t]*[\"']?(\w+)", re.ASCII)
+_MAX_HEREDOCS = 20
 _EXPORT = re.compile(r"^export TFDIST_CLUSTER=(.*)$", re.MULTILINE)
 _PYTHON = re.compile(r"python[0-9.]*", re.ASCII)
 _STARTERS = frozenset(
@@ -77,6 +79,7 @@ def parse(document: Document) -> Cluster:
     exported = _EXPORT.search(document.text)
     if exported is not None:
         return _exported(exported, document, source)
+    _check_outer(document.text, source)
     wanted = _wanted(document.text, source)
     found = tasks(Values(source, wanted, "--"))
     steps = _steps(document.text, wanted, source)
@@ -126,10 +129,23 @@ def _wanted(text: str, source: Source) -> dict[str, str]:
         if words[:1] in (["hetjob"], ["packjob"]):  # The latter is its name before Slurm 20.02.
             raise source.error("heterogeneous jobs are not read; ask for one component", line=line)
         while words:
-            found, end = options(words)
+            found, end = options(words, is_batch=True)
             wanted |= found
             words = words[max(1, end) :]
     return wanted
+
+
+def _check_outer(text: str, source: Source) -> None:
+    """Raises ClusterError for a script that submits another one, in a here-document, and has no options before it."""
+    own = _SBATCH.search(text)
+    begun = list(_HEREDOC.finditer(text, 0, own.start() if own else 0))[-_MAX_HEREDOCS:]
+    for match in begun:
+        end = re.compile(rf"^[ \t]*{match[1]}[ \t]*$", re.MULTILINE).search(text, match.end())
+        if own is not None and end is not None and end.start() > own.start():
+            raise source.error(
+                "the batch script is in the here-document that begins here; save that as a file of its own, and give the file",
+                line=text.count("\n", 0, match.start()) + 1,
+            )
 
 
 def _steps(text: str, wanted: Mapping[str, str], source: Source) -> list[tuple[int, Tasks]]:

@@ -228,6 +228,8 @@ class _Reader:
             yield from enumerate(entries)
         elif self.has_counts and is_int(entries) and 0 <= entries <= MAX_TASKS:
             yield from ((index, None) for index in range(entries))
+        elif self.has_counts and is_int(entries):
+            raise self.error(f"{shown(entries)} is not a number of tasks; expected a whole number from 0 to {MAX_TASKS}", *path)
         elif entries is not None:
             raise self.error(f'{shown(entries)} is not a list; expected addresses, ["host:port", ...]', *path)
 
