@@ -48,7 +48,7 @@ from tfdist.launch.backends.local.descendants import (
     kill_process,
     parent_and_group,
 )
-from tfdist.launch.backends.local.guard import continue_below_guard
+from tfdist.launch.backends.local.guard import FOR_THE_PROGRAM, continue_below_guard
 from tfdist.launch.backends.local.run_program import run
 from tfdist.launch.jobs.job import Program
 
@@ -72,14 +72,13 @@ OWNER_POLL_SECONDS = 1.0
 OWNER_GONE = -1
 """In place of a descriptor that can be read."""
 
-FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals after which a program may go on, with the processes that it has started."""
-
 
 class ForkServer:
     """The loop of the fork server: forks tasks, forwards signals to them, and reports their exits."""
 
-    def __init__(self, owner: socket.socket, owner_pid: int, folders: list[str], longest_stop: float = 0.0) -> None:
+    def __init__(
+        self, owner: socket.socket, owner_pid: int, folders: list[str], longest_stop: float, handlers: dict[signal.Signals, Any]
+    ) -> None:
         self.folders = folders  # To be removed at the end.
         self._owner = owner
         self._owner_pid = owner_pid
@@ -92,6 +91,7 @@ class ForkServer:
         self._asked: set[int] = set()  # Processes that got SIGTERM.
         self._holds: dict[int, mmap.mmap] = {}  # Memory shared with each process that holds SIGTERM back: a byte, 1 at its end.
         self._memory_kills = memory_kills.count()
+        self._handlers = handlers  # Of tasks, for signals that this process ignores from its start.
 
     def serve(self) -> Callable[[], None] | None:
         """Serves until the owner is gone, then returns None. Returns the program to run in a forked task."""
@@ -193,6 +193,8 @@ class ForkServer:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
+        for requested, handler in self._handlers.items():
+            signal.signal(requested, handler)
         if hold is not None:
             _hold_back(hold)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -332,6 +334,8 @@ def main() -> None:
     """Imports TensorFlow, reports that it is ready, and serves."""
     owner, owner_pid = socket.socket(fileno=int(sys.argv[1])), os.getppid()
     continue_below_guard(owner)
+    # A signal for the program may come before a task runs.
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in FOR_THE_PROGRAM}
     gc.disable()  # The imports leave no garbage, and looking for it takes a tenth of their time.
     try:
         for name in PRELOAD:
@@ -342,7 +346,7 @@ def main() -> None:
     gc.freeze()  # Garbage collections in the tasks then leave the shared pages alone.
     gc.enable()
     try:
-        server = ForkServer(owner, owner_pid, sys.argv[3:], float(sys.argv[2]))
+        server = ForkServer(owner, owner_pid, sys.argv[3:], float(sys.argv[2]), handlers)
         program = server.serve()
     except Exception as error:
         _fail(owner, error)
