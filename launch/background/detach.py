@@ -24,6 +24,11 @@ HANDLE_SECONDS = 20.0
 
 _STARTED = b"started"
 
+_ENDED_BY_SLURM = (
+    "--detach: when the script or step of Slurm in which this command runs has ended, Slurm ends the job in the background, "
+    "too; leave --detach out, or let the script wait with tfdist logs -f HANDLE"
+)
+
 
 def run_in_background(backend: str, back_end: Attached, plan: Plan, settings: Settings) -> int:
     """Starts the plan in the background and prints its handle; returns the exit code of the command.
@@ -57,6 +62,8 @@ def run_in_background(backend: str, back_end: Attached, plan: Plan, settings: Se
             print_error("its tasks are not being started yet; tfdist logs and tfdist status tell more, with this handle")
         if is_late or answer == _STARTED:
             print(handle_of(backend, folder.id))
+            if {"SLURM_JOB_ID", "SLURM_TASK_PID"} <= os.environ.keys():  # In a batch script, or in a task of srun.
+                print_error(_ENDED_BY_SLURM)
             return 0
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         sys.stderr.write(folder.output.read_text(encoding="utf-8", errors="replace"))

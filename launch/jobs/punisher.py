@@ -154,8 +154,9 @@ class Punisher:
                 self._left.remove(each)
                 self._fail(each, each.tasks, now, send, say)
             for each, chance, next_at in self._random:
-                if now >= next_at[0]:
-                    next_at[0] += each.every or 0.0
+                if each.every is not None and now >= next_at[0]:
+                    # Those that were due while nobody looked, as before a restart, do not happen all at once.
+                    next_at[0] = (now if now >= next_at[0] + each.every else next_at[0]) + each.every
                     candidates = sorted(set(each.tasks) & set(alive) - {name for _, name in self._stopped})
                     if candidates:
                         self._fail(each, (chance.choice(candidates),), now, send, say)

@@ -98,6 +98,8 @@ class Leader(Participant):
     def _publish(self, verdict: Mapping[str, Any], roster: set[str]) -> None:
         """Writes the verdict, waits up to `READ_SECONDS` until the processes have read it, and clears the store.
 
+        A store that gives no answer meanwhile may be back before the timeout of this process, and may have lost the roster.
+
         Args:
             verdict: the roster, or an error for all processes that are present or come soon.
             roster: nonces of the roster; empty for an error. Processes that are not in a roster get an error.
@@ -107,21 +109,23 @@ class Leader(Participant):
         came: dict[str, TaskId] = {}  # Includes processes that have read the verdict and left.
         pause = POLL_SECONDS[0]
         recipients: list[str] | None = None
+        written_at = begin
         while self.clock.now() - begin < READ_SECONDS:
             try:
                 present = self._answering_tasks()
                 came |= present
                 outside_roster = sorted(came.keys() - roster)
-                if outside_roster != recipients:
+                if outside_roster != recipients or self.clock.now() - written_at >= REPEAT_SECONDS:
                     late = {"error": "another process of the same rank came first; give every process a different rank"}
                     self.put("verdicts", {**(late if roster else {}), **verdict, "to": outside_roster})
-                    recipients = outside_roster
+                    recipients, written_at = outside_roster, self.clock.now()
                 lingers = "error" in verdict and self.clock.now() - begin < LINGER_SECONDS
                 all_came = others <= set(came.values()) or not lingers
                 if (roster or set(present)) - {self.nonce} <= set(self.store.get("read")) and all_came:
                     break
             except (StoreUnavailableError, ClusterError):
-                pass  # The store may answer again in time.
+                if roster and self.clock.now() < self.deadline:
+                    begin = self.clock.now()
             self.clock.sleep(pause)
             pause = min(pause * 1.5, POLL_SECONDS[1])
         self.try_once(self.store.clear)

@@ -94,7 +94,7 @@ class SaveOnSignal(keras.callbacks.Callback):
     def _receive(self, number: int, frame: Any) -> None:
         if os.getpid() == self._process:
             self._received.add(number)
-        else:  # A fork of the program, such as one that reads data: the signal does there what it does by default.
+        elif number == signal.SIGTERM:  # A fork of the program, such as one that reads data: it ends, as by default.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 

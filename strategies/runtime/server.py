@@ -3,6 +3,7 @@
 import atexit
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -52,6 +53,7 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
 
     from tfdist.strategies.runtime import proxies, reachability, shutdown
 
+    _leave_signals_to_chief()
     quiet_tensorflow()
     proxies.leave_out(cluster)
     keep_freed_memory()
@@ -86,6 +88,14 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
         _leave(0)
     _log.error("%s ends: %s", task.name, fault or "the chief's program failed")
     _leave(code_without_chief() if has_seen else EXIT_CHIEF_FAILED)
+
+
+def _leave_signals_to_chief() -> None:
+    """Ignores SIGUSR1 and SIGUSR2, on which a chief saves and goes on: Slurm sends them to all tasks."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, signal.SIG_IGN)
 
 
 def _leave(status: int) -> NoReturn:

@@ -22,6 +22,7 @@ from tfdist.dialects import read
 from tfdist.errors import ClusterError, Source
 from tfdist.launch.backends.agents.frames import BEAT_SECONDS, BESIDE_REPORT, START, STOPPED_SECONDS, Decoder, encode
 from tfdist.launch.backends.local.backend import LocalTasks, plan
+from tfdist.launch.backends.local.guard import FOR_THE_PROGRAM
 from tfdist.launch.backends.local.ports import is_free, is_local
 from tfdist.launch.jobs.events import Event, Exited, Listening, Lost, Memory, NotStarted, Output, Ready, Started, Stopped, Used
 from tfdist.launch.jobs.job import Job, JobFiles, Program
@@ -299,6 +300,8 @@ def main(hello: dict[str, Any]) -> NoReturn:
     launcher = _Launcher(hello["silence"])
     if "SLURM_JOB_ID" in os.environ:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # The launcher gets it, too, and ends the tasks in order.
+        for number in FOR_THE_PROGRAM:  # `scancel --signal=USR1`. What is started here does not inherit a handler.
+            signal.signal(number, lambda *_: None)
     own = OwnFolder(AGENT)
     code = 1
     try:

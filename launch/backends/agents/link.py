@@ -1,6 +1,7 @@
 """`Link`: the connection to the agent on one host, a child process such as `ssh` or `srun`."""
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -18,6 +19,9 @@ LONGEST_TICK_SECONDS = 1.0
 """Longest time between two calls that counts as silence. After a longer one, this process was stopped itself."""
 
 _READ_BYTES = 1 << 18
+
+_SAYS_ONLY_CODE = re.compile(r"^srun: error: .*: Exited with exit code \d+$")
+"""The last line of srun, after what the program on the node has said."""
 
 
 class Link:
@@ -160,5 +164,8 @@ class Link:
 
     def _last_line(self) -> str:
         """Returns the last line of standard error; without one that of the output before the first word of the agent."""
-        last = last_lines(self._log, self._log_start)[-1:]
+        last = last_lines(self._log, self._log_start)
+        if last and _SAYS_ONLY_CODE.search(last[-1]):  # What the agent has said before is the reason.
+            last = [line for line in last if not line.startswith("srun: ")] or last
+        last = last[-1:]
         return printable(last[0].strip() if last else "" if self.has_spoken else self._decoder.skipped)

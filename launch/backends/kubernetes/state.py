@@ -17,6 +17,7 @@ _PULL = {
     "RegistryUnavailable",
 }
 _INDEX_KEYS = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index")
+_NODE_GONE = "Kubernetes has taken its node away"
 _SUCCEEDED, _FAILED = ("Complete", "Succeeded"), ("Failed", "FailureTarget")
 
 
@@ -77,6 +78,8 @@ def state_of(
         return JobStatus(State.RUNNING, tuple(tasks), f"{reason}; still running: {_names(active)}; tfdist cancel ends them")
     waiting = [task for task in tasks if task.state in (State.QUEUED, State.STARTING)]
     why = next((f"{task.name}: {task.note}" for task in waiting if task.note), "")
+    if not waiting:
+        why = next((f"{task.name}: {task.note}" for task in tasks if task.note and task.state == State.RUNNING), "")
     if not why and waiting:
         named = (warnings[each["metadata"]["name"]] for each in workloads if each["metadata"]["name"] in warnings)
         suspended = "it is suspended: by a queue such as Kueue, or by somebody" if _is_suspended(workloads) else ""
@@ -105,7 +108,15 @@ def _task(name: str, pod: Mapping[str, Any] | None, warnings: Mapping[str, str],
         is_plain = note in ("", "its container is being created")
         note = warnings.get(pod["metadata"]["name"], note) if is_plain else note
         return TaskStatus(name, State.STARTING if where else State.QUEUED, where, None, restarts, note)
-    return TaskStatus(name, State.RUNNING, where, None, restarts)
+    return TaskStatus(name, State.RUNNING, where, None, restarts, _deletion(pod))
+
+
+def _deletion(pod: Mapping[str, Any]) -> str:
+    """Returns why a pod that has not ended is being deleted; empty if it is not. On a lost node it stays so for ever."""
+    if "deletionTimestamp" not in pod["metadata"]:
+        return ""
+    disruption = _disruption(pod.get("status", {}))
+    return f"{_NODE_GONE}: {_text(disruption)}" if disruption is not None else "its pod is being deleted"
 
 
 def _waiting(pod: Mapping[str, Any], container: Mapping[str, Any], ended: Mapping[str, Any]) -> tuple[str, bool]:
@@ -133,12 +144,12 @@ def _end_in_words(status: Mapping[str, Any], ended: Mapping[str, Any]) -> tuple[
     """Returns the exit code of a task, minus the number of the signal that killed it, and its end in words."""
     code = int(ended.get("exitCode", 1))
     reason = status.get("reason") or ended.get("reason", "")
-    disruption = next((each for each in status.get("conditions", ()) if each.get("type") == "DisruptionTarget"), None)
+    disruption = _disruption(status)
     if reason == "OOMKilled":
         return -signal.SIGKILL, "it used more memory than its limit allows, and was killed (OOMKilled)"
     if disruption is not None or reason in ("Evicted", "NodeLost", "Preempting", "Shutdown", "Terminated"):
         text = _text(disruption) if disruption is not None else printable(str(status.get("message", reason)))
-        return -signal.SIGKILL if code > 128 or not ended else code, f"Kubernetes has taken its node away: {text}"
+        return -signal.SIGKILL if code > 128 or not ended else code, f"{_NODE_GONE}: {text}"
     if not ended:
         return 1, printable(f"{reason or 'it failed'}: {status.get('message', '')}".rstrip(": "))
     if reason in ("ContainerCannotRun", "StartError"):
@@ -151,8 +162,12 @@ def _end_in_words(status: Mapping[str, Any], ended: Mapping[str, Any]) -> tuple[
     return code, f"it exited with {code}"
 
 
+def _disruption(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return next((each for each in status.get("conditions", ()) if each.get("type") == "DisruptionTarget"), None)
+
+
 def _root_cause(
-    tasks: Iterable[TaskStatus], pods: Mapping[str, Mapping[str, Any]], failed: Mapping[str, Any]
+    tasks: Sequence[TaskStatus], pods: Mapping[str, Mapping[str, Any]], failed: Mapping[str, Any]
 ) -> tuple[str, int]:
     """Returns why the job failed, and its exit code: the failure that came first and does not follow from the chief's."""
     ends = [
@@ -161,12 +176,25 @@ def _root_cause(
         if task.state == State.FAILED and task.name in pods
     ]
     if not ends:
-        return _end_of_job(failed), 1
+        return _without_end(tasks, pods, failed), 1
     _, _, first = min(ends, key=lambda each: each[:2])
     code = first.exit_code or 1
     if code == EXIT_CHIEF_FAILED:  # The chief's own process ends a little later.
         return f"{first.name} has ended because the program of the chief failed", code
     return f"{first.name} failed first: {first.note}", code if code >= 0 else 128 - code
+
+
+def _without_end(tasks: Sequence[TaskStatus], pods: Mapping[str, Mapping[str, Any]], failed: Mapping[str, Any]) -> str:
+    """Returns why the job failed, where no pod tells how it ended: a deleted pod counts as failed."""
+    for task in tasks:
+        if task.name in pods and (why := _deletion(pods[task.name])):
+            return f"{task.name} failed first: {why}"
+    role = failed["metadata"].get("labels", {}).get("app.kubernetes.io/component")
+    gone = [task for task in tasks if task.name.partition(":")[0] == role and task.name not in pods]
+    if not gone or not any(each.get("reason") == "BackoffLimitExceeded" for each in failed["status"]["conditions"]):
+        return _end_of_job(failed)
+    whose = gone[0].name if len(gone) == 1 else f"a {role}"
+    return f"the pod of {whose} was deleted, by somebody or to empty its node, which counts as its failure"
 
 
 def _end_of_job(failed: Mapping[str, Any]) -> str:
@@ -194,7 +222,9 @@ def _ended(container: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_active(pod: Mapping[str, Any]) -> bool:
-    return pod.get("status", {}).get("phase", "Pending") not in ("Succeeded", "Failed")
+    """Returns whether a pod goes on until somebody ends it. One on a lost node is being deleted, and never ends."""
+    has_ended = pod.get("status", {}).get("phase", "Pending") in ("Succeeded", "Failed")
+    return not has_ended and "deletionTimestamp" not in pod["metadata"]
 
 
 def _annotation(entry: Mapping[str, Any], key: str) -> bool:

@@ -9,9 +9,10 @@ owner closes the socket or dies, the fork server ends every task and itself, and
 owner, if a signal has stopped the owner for SECONDS: its launcher has then taken this agent for lost. With 0 seconds it does
 not: who stops the launcher itself wants to go on later.
 
-    owner -> server   {"start": NAME, "hold": BOOL}   with three descriptors: a file with {"env": {...}, "cwd": DIR,
-                                        "program": {...}}, standard output, standard error. With "hold" only a SIGTERM of the
-                                        fork server ends the task, unless its program has a handler
+    owner -> server   {"start": NAME, "hold": WHEN}   with three descriptors: a file with {"env": {...}, "cwd": DIR,
+                                        "program": {...}}, standard output, standard error. With "always" only a SIGTERM of
+                                        the fork server ends the task, unless its program has a handler; with "everybody"
+                                        if the fork server has got SIGTERM, too; with "never" any does
                       {"signal": NUMBER, "tasks": [NAME, ...]}
                       {"clear": true}   ends every task; answered by "cleared"
                       {"remove": [FOLDER, ...]}   begins another job, with these folders; answered by "ready"
@@ -48,7 +49,7 @@ from tfdist.launch.backends.local.descendants import (
     kill_process,
     parent_and_group,
 )
-from tfdist.launch.backends.local.guard import continue_below_guard
+from tfdist.launch.backends.local.guard import FOR_THE_PROGRAM, continue_below_guard
 from tfdist.launch.backends.local.run_program import run
 from tfdist.launch.jobs.job import Program
 
@@ -69,17 +70,19 @@ OWNER_POLL_SECONDS = 1.0
 """How often the fork server looks for its owner where nothing tells it of its end: without `os.pidfd_open`, as on Linux before
 5.3, in a Python built for one, and in some sandboxes. And how often it looks whether it is stopped, if that counts."""
 
+EVERYBODY_SECONDS = 1.0
+"""How long a task waits for a sign that SIGTERM was sent to everybody, before it ends by it."""
+
 OWNER_GONE = -1
 """In place of a descriptor that can be read."""
-
-FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals after which a program may go on, with the processes that it has started."""
 
 
 class ForkServer:
     """The loop of the fork server: forks tasks, forwards signals to them, and reports their exits."""
 
-    def __init__(self, owner: socket.socket, owner_pid: int, folders: list[str], longest_stop: float = 0.0) -> None:
+    def __init__(
+        self, owner: socket.socket, owner_pid: int, folders: list[str], longest_stop: float, handlers: dict[signal.Signals, Any]
+    ) -> None:
         self.folders = folders  # To be removed at the end.
         self._owner = owner
         self._owner_pid = owner_pid
@@ -91,7 +94,9 @@ class ForkServer:
         self._killed: set[int] = set()  # Processes that were killed for the owner.
         self._asked: set[int] = set()  # Processes that got SIGTERM.
         self._holds: dict[int, mmap.mmap] = {}  # Memory shared with each process that holds SIGTERM back: a byte, 1 at its end.
+        self._everybody = mmap.mmap(-1, 1)  # Shared with all tasks: 1 after a SIGTERM to this process, as for all of a job.
         self._memory_kills = memory_kills.count()
+        self._handlers = handlers  # Of tasks, for signals that this process ignores from its start.
 
     def serve(self) -> Callable[[], None] | None:
         """Serves until the owner is gone, then returns None. Returns the program to run in a forked task."""
@@ -101,8 +106,9 @@ class ForkServer:
         os.set_blocking(read_end, False)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        for ignored in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(ignored, signal.SIG_IGN)  # The owner decides when to end.
+        signal.signal(signal.SIGTERM, lambda *_: self._everybody.__setitem__(0, 1))
         with selectors.DefaultSelector() as selector:
             selector.register(self._owner, selectors.EVENT_READ)
             selector.register(read_end, selectors.EVENT_READ)
@@ -138,6 +144,7 @@ class ForkServer:
                         self._report({"cleared": True})
                     elif "remove" in message:
                         self.folders = message["remove"]
+                        self._everybody[0] = 0
                         self._report({"ready": True})
                     else:
                         self._signal(message["tasks"], message["signal"])
@@ -171,7 +178,7 @@ class ForkServer:
         try:
             if len(descriptors) < 3:  # The kernel passes on as many as this process may open.
                 raise OSError(f"only {len(descriptors)} of its 3 files could be opened (ulimit -n)")
-            hold = mmap.mmap(-1, 1) if message["hold"] else None
+            hold = mmap.mmap(-1, 1) if message["hold"] != "never" else None
             pid = os.fork()
         except OSError as error:
             self._report({"not_started": name, "reason": str(error)})
@@ -193,8 +200,10 @@ class ForkServer:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
+        for requested, handler in self._handlers.items():
+            signal.signal(requested, handler)
         if hold is not None:
-            _hold_back(hold)
+            _hold_back(hold, b"\1" if message["hold"] == "always" else self._everybody)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self._owner.close()
         with os.fdopen(descriptors[0], encoding="utf-8") as file:
@@ -271,11 +280,17 @@ class ForkServer:
         end_children(spared=set(), reap=self._reap)
 
 
-def _hold_back(hold: mmap.mmap) -> None:
-    """Makes SIGTERM end this process only if the byte is 1. Processes that it starts are not concerned."""
+def _hold_back(hold: mmap.mmap, everybody: mmap.mmap | bytes) -> None:
+    """Makes SIGTERM end this process only if the first byte of `hold` is 1, or that of `everybody` stays 0.
+
+    Processes that it starts are not concerned.
+    """
 
     def handle(number: int, frame: object) -> None:
-        if hold[0]:
+        deadline = time.monotonic() + EVERYBODY_SECONDS
+        while not (hold[0] or everybody[0]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if hold[0] or not everybody[0]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
 
@@ -332,6 +347,8 @@ def main() -> None:
     """Imports TensorFlow, reports that it is ready, and serves."""
     owner, owner_pid = socket.socket(fileno=int(sys.argv[1])), os.getppid()
     continue_below_guard(owner)
+    # A signal for the program may come before a task runs.
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in FOR_THE_PROGRAM}
     gc.disable()  # The imports leave no garbage, and looking for it takes a tenth of their time.
     try:
         for name in PRELOAD:
@@ -342,7 +359,7 @@ def main() -> None:
     gc.freeze()  # Garbage collections in the tasks then leave the shared pages alone.
     gc.enable()
     try:
-        server = ForkServer(owner, owner_pid, sys.argv[3:], float(sys.argv[2]))
+        server = ForkServer(owner, owner_pid, sys.argv[3:], float(sys.argv[2]), handlers)
         program = server.serve()
     except Exception as error:
         _fail(owner, error)

@@ -11,6 +11,9 @@ from typing import NoReturn
 
 from tfdist.launch.backends.local.descendants import become_subreaper, die_with_parent, end_children
 
+FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals after which a program may go on, with the processes that it has started. Slurm sends them to all of a job."""
+
 
 def continue_below_guard(owner: socket.socket) -> None:
     """Forks: returns in the child. This process becomes the guard, and ends as the child has ended."""
@@ -23,7 +26,7 @@ def continue_below_guard(owner: socket.socket) -> None:
             os._exit(1)
         return
     owner.close()  # Its end tells the owner that the fork server is gone.
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, *FOR_THE_PROGRAM):
         signal.signal(ignored, signal.SIG_IGN)  # The owner decides when to end.
     while (ended := os.wait())[0] != pid:
         pass

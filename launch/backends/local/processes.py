@@ -65,8 +65,6 @@ class LocalProcesses:
             longest_stop: seconds after which this process is killed, with the tasks, if a signal has stopped it; 0: never.
         """
         self.plan = plan
-        # Slurm sends SIGTERM to all processes of a job. The task that saves needs the others; the launcher ends them after it.
-        self._holds = "SLURM_JOB_ID" in os.environ
         self._spared: set[int] | None = None
         if adopt:
             become_subreaper()
@@ -138,7 +136,7 @@ class LocalProcesses:
         description = {STARTED_VARIABLE: "1", "TF_CONFIG": json.dumps(job.cluster.tf_config(task.job, task.index))}
         variables = {**self.plan.environment.get(task.name, {}), **job.environment, **description, **(environment or {})}
         message = {"env": variables, "cwd": job.folder, "program": dataclasses.asdict(job.program)}
-        request = {"start": task.name, "hold": self._holds and not variables.get("TFDIST_REPORT")}
+        request = {"start": task.name, "hold": "never" if variables.get("TFDIST_REPORT") else self._hold(task)}
         # In a file: TF_CONFIG of a large cluster and long argument lists exceed the limit of a message on a socket.
         with os.fdopen(os.memfd_create(task.name), "w", encoding="utf-8", errors="surrogateescape") as file:
             json.dump(message, file)
@@ -202,6 +200,16 @@ class LocalProcesses:
             self._process.wait()
         if self._spared is not None:
             end_children(self._spared, self._reap)
+
+    def _hold(self, task: Task) -> str:
+        """Returns when a task holds SIGTERM back, see `fork_server.py`: the task that saves needs it, and it is ended after it.
+
+        Slurm, systemd and a machine that shuts down send SIGTERM to all processes of a job.
+        """
+        if "SLURM_JOB_ID" in os.environ:
+            return "always"
+        # A task that serves waits in Python, where it can look for a sign that all have got the signal.
+        return "everybody" if task.job in {each.job for each in self.plan.job.serving} else "never"
 
     def _reap(self) -> None:
         for pid in children().keys() - (self._spared or set()):

@@ -3,6 +3,7 @@
 A table is a hash, `tfdist:RUN:TABLE`. It expires, so that the entries of a dead run disappear.
 """
 
+import re
 import socket
 from typing import Any
 from urllib.parse import quote
@@ -12,6 +13,9 @@ from tfdist.launch.rendezvous.stores.bounded import BoundedCalls
 from tfdist.launch.rendezvous.stores.interface import CALL_SECONDS, StoreUnavailableError, host_towards, run_key
 from tfdist.messages import printable, without_secrets
 from tfdist.rank_info import RankInfo
+
+_OF_PIPELINE = re.compile(r"^Command # \d+ \(.*\) of pipeline caused error: ", re.DOTALL)
+"""What the client library says before the answer of the server: the command with its values."""
 
 
 class RedisStore:
@@ -119,7 +123,7 @@ class RedisStore:
         )
 
     def _without_password(self, cause: Exception) -> str:
-        text = str(cause)
+        text = _OF_PIPELINE.sub("", str(cause))
         for secret in {self._password, repr(self._password)[1:-1], quote(self._password)} if self._password else ():
             text = text.replace(secret, "***")
         return printable(without_secrets(text))[:200]

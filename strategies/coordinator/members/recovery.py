@@ -194,6 +194,8 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
                 try:
                     self._validate_preemption_failure(error)
                 except Exception as of_ps:
+                    if self.servers is not None and self.servers.notice(error):
+                        return False  # A ps is gone meanwhile. It is taken back first.
                     self._error_from_recovery = of_ps  # A thread of a group raises it.
                 else:
                     return False  # Another worker is gone meanwhile.

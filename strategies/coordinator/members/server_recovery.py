@@ -57,6 +57,12 @@ class ServerRecovery:
         # The call may have begun before the ps was back.
         return isinstance(error, _LATE) and time.monotonic() < self._restored_at + LATE_SECONDS
 
+    def notice(self, error: Exception) -> bool:
+        """Notes that a ps is lost, if one is, after an error of an update of the cluster. Returns whether one is."""
+        if isinstance(error, tf.errors.OpError) and (not self.do_all_answer() or self._restarted()):
+            self.is_due = True
+        return self.is_due
+
     def do_all_answer(self) -> bool:
         """Returns whether all ps answer."""
         return len(answering(self._servers, Deadline.after(PROBE_SECONDS))) == len(self._servers)

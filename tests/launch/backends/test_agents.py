@@ -115,6 +115,14 @@ def test_a_lost_connection_says_why(open_link, monkeypatch):
     assert until_lost(open_link("print('module: command not found')")) == shown
 
 
+def test_what_an_agent_has_said_is_the_reason_not_the_line_that_srun_adds(open_link):
+    """As where tfdist is not installed on a node."""
+    ended = "srun: error: n1: task 0: Exited with exit code 1"
+    said = f"sys.exit('srun: a warning\\nModuleNotFoundError: tfdist\\n{ended}')"
+    assert until_lost(open_link(said)) == f"{sys.executable} ended with 1: ModuleNotFoundError: tfdist"
+    assert until_lost(open_link(f"sys.exit('srun: a warning\\n{ended}')")) == f"{sys.executable} ended with 1: {ended}"
+
+
 def test_a_message_to_a_host_that_reads_nothing_waits_in_memory(open_link):
     connection = open_link("time.sleep(60)")
     begin = time.monotonic()

@@ -205,8 +205,8 @@ def workload(role, count=1, trains=False, required=True, **status):
     return {"kind": "Job", "metadata": metadata, "spec": {"completions": count}, "status": status}
 
 
-def condition(kind, message=""):
-    return {"conditions": [{"type": kind, "status": "True", "message": message}]}
+def condition(kind, message="", reason="PodFailurePolicy"):
+    return {"conditions": [{"type": kind, "status": "True", "message": message, "reason": reason}]}
 
 
 def pod(role, index=0, phase="Running", node="n1", created="1", **more):
@@ -214,7 +214,7 @@ def pod(role, index=0, phase="Running", node="n1", created="1", **more):
     container = {"name": "tensorflow", "state": state, "lastState": last, "restartCount": more.pop("restarts", 0)}
     annotations = {"batch.kubernetes.io/job-completion-index": str(index)}
     metadata = {"name": f"demo-{role}-{index}-x", "labels": {"app.kubernetes.io/component": role}, "annotations": annotations}
-    metadata["creationTimestamp"] = created
+    metadata |= {"creationTimestamp": created} | more.pop("metadata", {})
     spec = {"containers": [{"name": "tensorflow", "image": "i/j:1"}]} | ({"nodeName": node} if node else {})
     return {"metadata": metadata, "spec": spec, "status": {"phase": phase, "containerStatuses": [container], **more}}
 
@@ -230,6 +230,9 @@ def waits(reason, message=""):
 JOBS = [workload("chief", trains=True), workload("worker", 2)]
 UNSCHEDULABLE = {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes: 3 Insufficient cpu."}]}
 EVICTED = {"conditions": [{"type": "DisruptionTarget", "status": "True", "message": "preempted by a pod of higher priority"}]}
+DELETED = {"metadata": {"deletionTimestamp": "2026-01-01T00:00:30Z"}}
+LIMIT = condition("FailureTarget", "Job has reached the specified backoff limit", "BackoffLimitExceeded")
+PS_DONE = pod("ps", phase="Succeeded", state=ended(0))
 FAILED = [workload("chief", trains=True, **condition("Failed")), workload("worker", 2, **condition("Failed"))]
 
 
@@ -297,6 +300,22 @@ FAILED = [workload("chief", trains=True, **condition("Failed")), workload("worke
             State.FAILED,
             "Kubernetes has ended it: J",
         ),
+        # A pod on a lost node is deleted for ever.
+        (
+            JOBS[:1],
+            [pod("chief", **DELETED, **EVICTED)],
+            State.RUNNING,
+            "chief:0: Kubernetes has taken its node away: preempted",
+        ),
+        (
+            [workload("chief", trains=True, **LIMIT), workload("ps")],
+            [pod("chief", **DELETED, **EVICTED), PS_DONE],
+            State.FAILED,
+            "chief:0 failed first: Kubernetes has taken its node away: preempted by a pod of higher priority",
+        ),
+        (JOBS[:1], [pod("chief", **DELETED)], State.RUNNING, "chief:0: its pod is being deleted"),
+        ([workload("chief", trains=True, **LIMIT), workload("ps")], [PS_DONE], State.FAILED, "the pod of chief:0 was deleted"),
+        ([workload("worker", 2, trains=True, **LIMIT)], [], State.FAILED, "the pod of a worker was deleted"),
         (
             [workload("chief", trains=True, **condition("Complete")), workload("ps")],
             [pod("chief", phase="Succeeded", state=ended(0)), pod("ps")],

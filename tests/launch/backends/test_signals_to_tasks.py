@@ -1,5 +1,6 @@
 """What a signal reaches besides the process of a task: the processes that read its data must live until it has saved."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import time
 
 import pytest
 from support_paths import PROGRAMS
+from waits import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -90,6 +92,41 @@ def test_what_a_worker_that_leaves_has_started_gets_sigterm_after_it(start, scri
     assert (tmp_path / "child-got").read_text() == str(int(signal.SIGTERM))
     (tmp_path / "end").touch()
     assert job.wait(60) == 0, job.output
+    assert job.left() == {}
+
+
+SAVES = """
+    import signal, socket, sys, time
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind(("", int(json.loads(os.environ["TF_CONFIG"])["cluster"][me["type"]][me["index"]].rpartition(":")[2])))
+    listener.listen()
+    def save(*_):
+        time.sleep(1.5)  # Longer than the others wait for a sign.
+        for name in ("worker-0", "worker-1", "ps-0"):
+            with open(f"pid-{name}") as file: os.kill(int(file.read()), 0)
+        print("saved with the others", flush=True)
+        sys.exit(143)
+    if me["type"] == "chief": signal.signal(signal.SIGTERM, save)
+    print("ready", flush=True)
+    while True: time.sleep(0.05)
+"""
+
+
+def test_when_all_processes_get_sigterm_as_at_a_shutdown_the_chief_saves_before_the_others_end(start, script, tmp_path):
+    flags = ["--cluster", '{"chief": 1, "worker": 2, "ps": 1}', "--grace_period", "60", "--state_file", "state.json"]
+    job = start(QUICK, *flags, script(SAVES))
+    job.wait_for("chief:0  | ready")
+    wait_until(
+        lambda: [each["state"] for each in json.loads((tmp_path / "state.json").read_text())["tasks"]] == ["running"] * 4
+    )
+    os.kill(job.pid_of("worker:1"), signal.SIGTERM)  # One alone.
+    job.wait_for("worker:1 ended early: it was killed by SIGTERM")
+    job.wait_for("worker:1 | ready", after="ended early")
+    for pid in job.left():
+        os.kill(pid, signal.SIGTERM)
+    assert job.wait(100) == 143, job.output
+    assert "chief:0  | saved with the others" in job.output and "ended by SIGTERM" in job.output
     assert job.left() == {}
 
 

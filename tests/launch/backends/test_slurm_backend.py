@@ -12,6 +12,7 @@ import pytest
 import slurm_here
 from support_paths import CHECKOUT, PROGRAMS
 from tools import needs
+from waits import wait_until
 
 from tfdist.choice import choose, prepared
 from tfdist.dialects import read
@@ -281,11 +282,13 @@ def save(*_):
     os._exit(143)
 if me["type"] == "chief":
     signal.signal(signal.SIGTERM, save)
+    signal.signal(signal.SIGUSR1, lambda *_: print("heard of the time limit", flush=True))
     files = [pathlib.Path(f"pid-{name}") for name in ("worker-0", "worker-1", "ps-0")]
     while not all(file.exists() and file.read_text() for file in files): time.sleep(0.05)
     pids = [int(file.read_text()) for file in files]
     print("ready", flush=True)
 else:
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     pathlib.Path(f"pid-{me['type']}-{me['index']}").write_text(str(os.getpid()))
 time.sleep(600)
 """
@@ -297,10 +300,10 @@ def test_when_slurm_ends_a_job_its_chief_saves_before_the_others_end(cluster):
     (cluster.folder / "saves.py").write_text(SAVES)
     words = [word if word != '{"worker": 3}' else '{"chief": 1, "worker": 2, "ps": 1}' for word in BATCH]
     handle = cluster(*words, "--detach", "saves.py").stdout.strip()
-    deadline = time.monotonic() + 60
-    while "| ready" not in (logs := cluster("logs", handle).stdout):
-        assert time.monotonic() < deadline, logs
-        time.sleep(0.5)
+    wait_until(lambda: "| ready" in cluster("logs", handle).stdout)
+    # A signal for the program gets to all processes of its steps, too.
+    subprocess.run(["scancel", "--signal=USR1", handle.rpartition("/")[2]], env=cluster.environ, check=True, timeout=60)
+    wait_until(lambda: "| heard of the time limit" in cluster("logs", handle).stdout)
     # As an administrator or a preemption ends it: SIGTERM to all of its processes at once.
     subprocess.run(["scancel", handle.rpartition("/")[2]], env=cluster.environ, check=True, timeout=60)
     logs = cluster("logs", "-f", handle).stdout

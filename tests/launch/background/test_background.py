@@ -113,6 +113,16 @@ def test_a_job_goes_on_when_its_terminal_is_gone_and_is_ended_by_its_handle(tfdi
     assert tfdist("cancel", handle).stdout == f"{handle} has ended already: cancelled\n"
 
 
+def test_a_job_in_the_background_of_a_batch_script_is_warned_of(tfdist, tmp_path):
+    (tmp_path / "program.py").write_text("pass")
+    in_script = {"SLURM_JOB_ID": "7", "SLURM_TASK_PID": "8"}
+    got = tfdist("--tier", "BASIC", "--detach", "program.py", command=(QUICK,), **in_script)
+    assert (got.returncode, got.stdout[:8]) == (0, "local://")
+    assert (
+        "tfdist: --detach: when the script or step of Slurm in which this command runs has ended, Slurm ends the " in got.stderr
+    )
+
+
 def test_following_ends_with_the_job_and_misses_no_line_and_two_jobs_do_not_meet(detach, tfdist):
     other = detach(COUNTS)
     handle = detach("import time\nfor n in range(300): print('line', n, flush=True); time.sleep(0.005)\nprint('end', end='')")

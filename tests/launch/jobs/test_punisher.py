@@ -93,6 +93,18 @@ def test_random_faults_are_those_of_their_seed_and_meet_only_tasks_that_run(job)
     assert {names[0] for names, _ in job.sent} == {"worker:1"}
 
 
+def test_random_faults_that_were_due_while_nobody_looked_do_not_happen_all_at_once(job):
+    """As in the pause before a job is started again: it would never get farther."""
+    job.steps(1)
+    punisher = Punisher([fault("random,every=7,of=worker", TASKS)], lambda: job.now)
+    job.passes(punisher, 1)
+    job.now += 60
+    job.passes(punisher, 3)
+    assert len(job.sent) == 1
+    job.passes(punisher, 7)
+    assert len(job.sent) == 2
+
+
 def test_faults_that_have_not_happened_are_named(job):
     punisher = Punisher(
         [fault(text, TASKS) for text in ("worker:1,step=30", "worker:0+ps:0,after=2.5", "random,every=9")], lambda: job.now

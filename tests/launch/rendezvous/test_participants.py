@@ -118,6 +118,31 @@ def test_a_leader_meets_a_member_that_saw_many_killed_starts():
 
 
 @pytest.mark.usefixtures("held_port")
+@pytest.mark.parametrize("seconds_away", [0.0, 30.0])
+def test_a_leader_writes_its_verdict_again_for_a_store_that_has_restarted_empty(seconds_away):
+    store, heard, back_at = MemoryStore(), [], []
+
+    def member(seconds):
+        if store.tables.get("verdicts") and not back_at:
+            store.clear()  # Before the member has read it.
+            back_at.append(seconds + seconds_away)
+        store.is_down = bool(back_at) and seconds < back_at[0]
+        if store.is_down:
+            return
+        live = list(store.get("leaders")) or live_before
+        live_before[:] = live
+        store.put("members", "e" * 16, entry(1, beat=int(seconds), leaders=live))
+        if verdicts := store.get("verdicts"):
+            heard.extend(verdicts.values())
+            store.put("read", "e" * 16, "{}")
+
+    live_before: list[str] = []
+    script = Script(member)
+    assert len(Leader(info(0), store, 300, script.clock).run().tasks) == 2
+    assert heard and script.seconds < seconds_away + 6
+
+
+@pytest.mark.usefixtures("held_port")
 @pytest.mark.parametrize("kind", [Leader, Member])
 @pytest.mark.parametrize("is_down", [False, True])
 def test_every_wait_ends_at_the_timeout(kind, is_down):

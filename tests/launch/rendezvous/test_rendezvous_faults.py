@@ -142,6 +142,19 @@ def test_no_message_has_a_part_of_the_password(password):
 
 
 @needs_redis
+def test_a_server_that_takes_no_entries_is_an_immediate_error_with_its_answer(start_ranks, redis_server):
+    import redis
+
+    server = redis_server()
+    server.start()
+    with redis.Redis(port=server.store.port) as client:
+        client.replicaof("127.0.0.1", 1)
+    (message,) = messages(start_ranks(server.store, (0, 2), limit=30), "ClusterError")
+    said = "answers You can't write against a read only replica."
+    assert message.endswith(f"the Redis server at 127.0.0.1:{server.store.port} {said}")
+
+
+@needs_redis
 def test_entries_of_a_dead_run_expire_in_redis(start_ranks, redis_server):
     server = redis_server()
     server.start()

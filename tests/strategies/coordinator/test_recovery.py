@@ -14,7 +14,7 @@ from support_paths import PROGRAMS
 from tensorflow.core.protobuf import tensorflow_server_pb2
 
 from tfdist.cluster import Task
-from tfdist.strategies.coordinator.members import call_gate, probe, recovery
+from tfdist.strategies.coordinator.members import call_gate, probe, recovery, server_recovery
 from tfdist.strategies.coordinator.members.call_gate import CallGate
 from tfdist.strategies.coordinator.members.disconnect import disconnect
 from tfdist.strategies.runtime.deadline import Deadline
@@ -161,6 +161,25 @@ def test_an_error_of_a_ps_reaches_the_groups_and_that_of_a_worker_is_tried_again
     )
     del handler._validate_preemption_failure
     assert handler._update() and "gone" in str(handler._error_from_recovery)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_ps_that_is_lost_while_a_worker_is_taken_back_is_waited_for_where_it_can_be(monkeypatch, is_lost):
+    handler = Handler(monkeypatch, {"a": (0,)})
+    handler._waiting, handler.answers = {"a"}, {0, 1, 2}
+    handler.servers = object.__new__(server_recovery.ServerRecovery)
+    handler.servers.is_due = False
+    monkeypatch.setattr(handler.servers, "do_all_answer", lambda: True, raising=False)
+    monkeypatch.setattr(handler.servers, "_restarted", lambda: [Task("ps", 0)] if is_lost else [], raising=False)
+
+    def fails(server_def):
+        remote = "Additional GRPC error information from remote target /job:ps/replica:0/task:0"
+        raise tf.errors.AbortedError(None, None, f"Unable to find a context_id matching the specified one. {remote}")
+
+    monkeypatch.setattr(recovery, "update_server_def", fails)
+    assert handler._update() != is_lost
+    assert handler.servers.is_due == is_lost and (handler._error_from_recovery is None) == is_lost
+    assert handler._waiting == ({"a"} if is_lost else set())
 
 
 def test_the_error_of_a_resource_of_a_restarted_worker_is_that_of_a_lost_worker(monkeypatch):

@@ -74,6 +74,8 @@ def test_training_continues_without_a_killed_worker_and_takes_it_back(cluster, t
     jobs["chief", 0].wait_for("change 2: 1 training\n")
     back = again(("worker", 1))
     jobs["chief", 0].wait_for("change 3: 2 training")
+    for process in (jobs["ps", 0].process, back.process):
+        os.kill(process.pid, signal.SIGUSR1)  # It asks the chief to save. Slurm sends it to all.
     (tmp_path / "end").touch()
     jobs["chief", 0].wait_for("finished finite")
     assert jobs["chief", 0].wait(60) == 0

@@ -230,7 +230,7 @@ def test_sigterm_stays_as_it_is_without_a_backup_or_with_a_handler_of_the_progra
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def test_sigterm_ends_a_fork_of_the_program_as_ever(tmp_path):
+def test_sigterm_ends_a_fork_of_the_program_as_ever_and_sigusr1_does_not(tmp_path):
     saver = SaveOnSignal(Backup(tmp_path), saves=True)
     saver.on_train_begin()
     read_end, write_end = os.pipe()
@@ -240,6 +240,7 @@ def test_sigterm_ends_a_fork_of_the_program_as_ever(tmp_path):
         time.sleep(20)
         os._exit(0)
     os.read(read_end, 1)
+    os.kill(child, signal.SIGUSR1)  # Slurm sends it to all processes.
     os.kill(child, signal.SIGTERM)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
     os.close(read_end)
