@@ -100,7 +100,7 @@ def start_ranks():
     """
     ranks = []
 
-    def start(store, *ranks_and_sizes, limit=10.0, waits=SHORT_WAITS, go=True, **fields):
+    def start(store, *ranks_and_sizes, limit=20.0, waits=SHORT_WAITS, go=True, **fields):
         source = Source("test", "the test")
         new = [RankProcess(RankInfo(size, rank, source, store, **fields), limit, waits) for rank, size in ranks_and_sizes]
         ranks.extend(new)
