@@ -255,7 +255,10 @@ def a_checkpoint_that_is_restored_before_the_first_batch_builds_the_model(scope)
         tf.train.Checkpoint(model=model).read("before_build")
         model.fit(X, Y, batch_size=SIZE, verbose=0)
         results += [model.evaluate(X, Y, verbose=0), int(model.optimizer.iterations.numpy())]
-    return results
+    with scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+    tf.train.Checkpoint(model=model).read("before_build")
+    return [*results, float(np.mean((model.predict(X, verbose=0) - Y) ** 2))]
 
 
 def main():
