@@ -150,6 +150,14 @@ def validation_data_that_run_dry(scope):
 
 
 @case
+def evaluations_without_batches(scope):
+    empty = tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda x, y: False).batch(SIZE)
+    model = regression(scope)
+    record = model.fit(X, Y, validation_data=empty, epochs=2, verbose=0).history
+    return [len(record), np.round(record["loss"], 5).tolist(), model.evaluate(empty, verbose=0)]
+
+
+@case
 def sparse_batches(scope):
     with scope():
         model = keras.Sequential([keras.Input((4,), sparse=True), keras.layers.Dense(1, kernel_initializer="ones")])
