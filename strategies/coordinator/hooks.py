@@ -12,9 +12,10 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.calls.executions import Executions, WorkersGoneError
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.coordinator.training_loop import OpenEpochs, Steps, TrainingLoop
-from tfdist.strategies.inputs.batches import as_tensors, concatenated
+from tfdist.strategies.inputs.batches import as_tensors, concatenated, without_optionals
 from tfdist.strategies.inputs.input_feed import Batch
 from tfdist.strategies.inputs.source import BatchSource
+from tfdist.strategies.keras_hooks import step_build
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
 from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_normalization
@@ -170,13 +171,15 @@ class CoordinatorHooks(KerasHooks):
         if model.jit_compile is True:
             _log.warning("jit_compile=True has no effect under %s: %s; the model trains without XLA", self._name, self._no_xla)
 
-    def _predict_function(self, prepare: Callable[..., Callable[[int], Any]]) -> Callable[[list[Any]], Any]:
+    def _predict_function(self, model: Any, prepare: Callable[..., Callable[[int], Any]]) -> Callable[[list[Any]], Any]:
         """Returns Keras' `predict_function`.
 
         Args:
+            model: the Keras model.
             prepare: takes a list of one batch and an element specification or None; returns the call that a group runs.
         """
         executions = self._executions
+        begun: list[bool] = []  # Whether the function has been called.
 
         def predict_one(batch: Any) -> Any:
             if not isinstance(batch, Batch):  # `predict_on_batch` passes the batch itself.
@@ -190,4 +193,11 @@ class CoordinatorHooks(KerasHooks):
                     ahead.result = executions.schedule(prepare([ahead.values], ahead.feed.owner.element_spec))
             return executions.result_of(batch.result)
 
-        return lambda batches: concatenated([predict_one(batch) for batch in batches])
+        def predict(batches: list[Any]) -> Any:
+            if not begun:
+                first = batches[0].values if isinstance(batches[0], Batch) else as_tensors(batches[0])
+                step_build.build_for_predictions(model, without_optionals(first))
+                begun.append(True)
+            return concatenated([predict_one(batch) for batch in batches])
+
+        return predict

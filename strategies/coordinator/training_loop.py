@@ -3,6 +3,7 @@
 `Steps` is what differs between `parameter_server` and `hogwild`: how steps are scheduled, and how their results are read.
 """
 
+import contextlib
 import gc
 import logging
 from collections import deque
@@ -15,7 +16,7 @@ from tfdist.strategies.coordinator.calls.executions import Executions
 from tfdist.strategies.coordinator.calls.group_function import examples_in
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.inputs.batches import as_tensors
-from tfdist.strategies.inputs.source import BatchIterator
+from tfdist.strategies.inputs.source import BatchIterator, EmptyDatasetError
 from tfdist.strategies.keras_hooks import calls
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import Logs
@@ -188,17 +189,29 @@ class TrainingLoop:
             self._check_step(iterator.like_next)
             self._steps.begin()
         while not epoch.ready:
-            while self._executions.pending(iterator) < self._executions.limit and self._steps.schedule(iterator, self.are_read):
-                pass
+            self._schedule(iterator)
             execution = self._executions.wait_for_any(iterator)
             epoch.ready += self._steps.rest() if execution is None else self._steps.add(execution)
             if execution is None and not epoch.ready:
                 raise StopIteration
         return epoch.ready.popleft()
 
+    def _schedule(self, iterator: BatchIterator) -> None:
+        """Schedules as many executions as may be in flight."""
+        try:
+            while self._executions.pending(iterator) < self._executions.limit and self._steps.schedule(iterator, self.are_read):
+                pass
+        except EmptyDatasetError:  # As in one process an evaluation without data has no logs, and the training goes on.
+            call = calls.running()
+            if call is None or call.name != "evaluate":
+                raise
+
     def _check_step(self, batch: Callable[[], Any]) -> None:
-        if self._check is not None and self._check.is_open and (examples := batch()) is not None:
-            self._check.run(examples, examples_in(examples) or 0)
+        if self._check is None or not self._check.is_open:
+            return
+        with contextlib.suppress(EmptyDatasetError):
+            if (examples := batch()) is not None:
+                self._check.run(examples, examples_in(examples) or 0)
 
     def _enter(self, iterator: BatchIterator) -> _Epoch:
         epoch = self._open_epochs.with_iterator(self, iterator)

@@ -22,8 +22,9 @@ from tfdist.strategies.data_parallel.writers import without_files
 from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset, SplitBatch, at_least_one, examples_of, per_replica
 from tfdist.strategies.inputs.batches import as_tensors, concatenated, none_without_examples
+from tfdist.strategies.inputs.batches import without_optionals as without_optional_values
 from tfdist.strategies.inputs.source import EmptyDatasetError
-from tfdist.strategies.keras_hooks import calls
+from tfdist.strategies.keras_hooks import calls, step_build
 from tfdist.strategies.keras_hooks.calls import Call
 from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
@@ -102,6 +103,7 @@ class DataParallelHooks(KerasHooks):
         step = compiled(model, without_optionals(model, model.predict_step))
         metrics = ReplicaMetrics(self._strategy, self.layout, model, model.predict_step)
         assigned: dict[int, Any] = {}  # Keras variables that the step assigns, by id.
+        traced: list[bool] = []  # Whether the function has been called.
 
         def on_replica(shard: Any, rows: Any) -> Any:
             with entered(Replica(self._strategy, self.layout.local_index(), None)) as replica:
@@ -119,7 +121,12 @@ class DataParallelHooks(KerasHooks):
         function = on_batch if model.run_eagerly else tf.function(on_batch, reduce_retracing=True, autograph=False)
 
         def predict(batches: list[Any]) -> Any:
-            return concatenated([function(*self._shards_and_rows(batch)) for batch in batches])
+            shards_and_rows = [self._shards_and_rows(batch) for batch in batches]
+            if not traced:
+                shard = tf.nest.map_structure(lambda v: self._strategy.experimental_local_results(v)[0], shards_and_rows[0][0])
+                step_build.build_for_predictions(model, without_optional_values(shard))
+                traced.append(True)
+            return concatenated([function(*each) for each in shards_and_rows])
 
         return self._together(predict)
 

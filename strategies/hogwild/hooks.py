@@ -88,4 +88,4 @@ class HogwildHooks(CoordinatorHooks):
             call = calls.prepare(batches, element_spec)
             return lambda group: call(group, 0)
 
-        return self._predict_function(prepare)
+        return self._predict_function(model, prepare)

@@ -3,6 +3,10 @@
 A subclassed model creates its variables when it is built, which programs often do after `with strategy.scope():`. Its variables
 then belong to the strategy under which the model was made, as if it had been built inside. Layers that are built by their
 first call in `strategy.run` are, too.
+
+A strategy's model that `fit` builds, Keras calls on symbolic tensors, and what a user's own `build` does then fails where it
+works in one process: there are no values, so `keras.Variable(values)` is refused. Such a `build` gets shapes only, so it runs
+outside of that call.
 """
 
 import contextlib
@@ -14,9 +18,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks.checks.own_code import is_known
 from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.replicas import replica_context
-from tfdist.strategies.private_api import in_stateless_scope, keras_global_state, patches
+from tfdist.strategies.private_api import in_stateless_scope, is_default, keras_global_state, patches, symbolic_builds
+
+_building: Any = None  # The strategy whose model is called on symbolic tensors.
 
 
 def install() -> None:
@@ -45,7 +52,22 @@ def _within(strategy: Any, name_scope: Any) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def symbolic_build(strategy: Any) -> Iterator[None]:
+    """Surrounds a call of a model on symbolic tensors, which builds it for a strategy."""
+    global _building
+    before, _building = _building, strategy
+    try:
+        yield
+    finally:
+        _building = before
+
+
 def _maybe_build(original: Callable[..., Any], layer: Any, call_spec: Any) -> None:
+    if _building is not None and not layer.built and in_stateless_scope() and not _is_build_known(layer):
+        with symbolic_builds.left(), _building.scope():
+            original(layer, call_spec)
+        return
     strategy = None if layer.built or in_stateless_scope() else strategy_in_own_loop()
     if strategy is None or not all(map(_is_symbolic, keras.tree.flatten(call_spec.arguments_dict))):
         original(layer, call_spec)
@@ -60,6 +82,12 @@ def _maybe_build(original: Callable[..., Any], layer: Any, call_spec: Any) -> No
         original(layer, symbolic)
 
     outside_of_steps(strategy, build)
+
+
+def _is_build_known(layer: Any) -> bool:
+    """Returns whether the `build` of a layer is Keras' own, or it has none."""
+    owner = next(each for each in type(layer).__mro__ if "build" in vars(each))
+    return is_default(layer.build) or is_known(owner)
 
 
 def _is_symbolic(value: Any) -> bool:

@@ -187,10 +187,10 @@ def _of_whole_batch(
     finally:
         replica.has_whole_batch = False
     if replica.in_compile_loss and whole.shape.rank:
-        return whole  # With weights and without a reduction it has a number for each; `_call_compiled` divides them.
-    # Every replica has the whole loss, and gradients of its own examples only: these count in full.
-    scaled = tf.math.divide_no_nan(whole, tf.cast(replica.share, whole.dtype))
-    return scaled + tf.stop_gradient(whole - scaled)
+        # With weights and without a reduction it has a number for each, whose gradients `_call_compiled` divides by the share.
+        scaled = whole * tf.cast(replica.share, whole.dtype)
+        return scaled + tf.stop_gradient(whole - scaled)
+    return whole
 
 
 def adopt_own_calls(losses: Any) -> None:

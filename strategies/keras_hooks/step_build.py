@@ -12,8 +12,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks.build_scope import symbolic_build
 from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.private_api import DistributedVariable, compute_output_spec, patches
+from tfdist.strategies.private_api.deferred_restores import held_back
 
 _log = logging.getLogger("tfdist")
 _is_building = False
@@ -47,17 +49,37 @@ def build(model: Any, batch: Any) -> None:
     def step(data: Any) -> None:
         model.train_step(data)
 
-    def symbolic(value: Any) -> Any:
-        return None if value is None else keras.KerasTensor(value.shape, keras.backend.standardize_dtype(value.dtype))
-
     _is_building = True
     try:
-        compute_output_spec(step, tf.nest.map_structure(symbolic, batch))
+        compute_output_spec(step, tf.nest.map_structure(_symbolic, batch))
         _finished.add(model)
     except Exception as error:  # The first step will raise it, too, if it is the step's own.
         _log.debug("the train_step of %s does not build the model", model.name, exc_info=error)
     finally:
         _is_building = False
+
+
+def build_for_predictions(model: Any, batch: Any) -> None:
+    """Builds the layers of a model that its `predict_step` calls; Keras leaves that to the function that `predict` traces.
+
+    There TensorFlow cannot assign what a checkpoint holds for the variables of several replicas.
+
+    Args:
+        model: a Keras model.
+        batch: nested tensors or specs with the shapes of a batch.
+    """
+    if all(layer.built for layer in model._flatten_layers()):
+        return
+    strategy = model.distribute_strategy
+    with held_back(model, strategy.scope), strategy.scope(), symbolic_build(strategy):
+        try:
+            compute_output_spec(model.predict_step, tf.nest.map_structure(_symbolic, batch))
+        except Exception as error:  # The function that `predict` traces will raise it, too, if it is the model's own.
+            _log.debug("the predict_step of %s does not build the model", model.name, exc_info=error)
+
+
+def _symbolic(value: Any) -> Any:
+    return None if value is None else keras.KerasTensor(value.shape, keras.backend.standardize_dtype(value.dtype))
 
 
 # The replacement. The first parameter is the function that it replaces.

@@ -162,7 +162,8 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
     if hooks is not None and iterator is not None:
         iterator, data_batch = None, None if _is_complete(model, has_call) else _example_batch(hooks, iterator)
         if _has_own_step(model) and not step_build.has_built(model) and not _has_all_variables(model):
-            with held_back(model, model.distribute_strategy.scope), model.distribute_strategy.scope():
+            strategy = model.distribute_strategy
+            with held_back(model, strategy.scope), strategy.scope(), build_scope.symbolic_build(strategy):
                 step_build.build(model, data_batch)
     if hooks is not None and not model.built and not has_call:
         mark_as_built(model)
@@ -171,6 +172,7 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
             if hooks is not None:
                 if not model.built:
                     stack.enter_context(held_back(model, model.distribute_strategy.scope))
+                    stack.enter_context(build_scope.symbolic_build(model.distribute_strategy))
                 stack.enter_context(_unbuilt_metrics(model, data_batch))
                 stack.enter_context(_quiet(model))
             original(model, iterator, data_batch)

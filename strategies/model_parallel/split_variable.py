@@ -174,7 +174,8 @@ class SplitVariable(InShards):
         return super().__getitem__(key) if found is NotImplemented else found
 
     def _write(self, method: str, value: Any) -> "SplitVariable":
-        in_replica = tf.distribute.get_replica_context() is not None
+        context = tf.distribute.get_replica_context()  # Outside of any scope it is that of TensorFlow's default strategy.
+        in_replica = context is not None and context.strategy is self._distribute_strategy
         if self._here is not None:
             getattr(self.local(self._here), method)(value)
             return self

@@ -79,6 +79,9 @@ def is_over_batch(function: Any, y_pred: Any) -> bool:
 def gathered(nested: Any, replica: Replica, dtype: Any = None) -> Any:
     """Returns the tensors of all replicas with their masks, concatenated; gradients flow to this replica's examples only.
 
+    These gradients are divided by the replica's share, with which the optimizer weights them: they count in full. Every replica
+    computes the whole loss, so what flows to variables that a loss function reads itself must not be divided.
+
     Args:
         nested: nested tensors, of each of which the replicas have different numbers of rows.
         replica: the current replica.
@@ -95,9 +98,8 @@ def gathered(nested: Any, replica: Replica, dtype: Any = None) -> Any:
         counts = _of_each(rows)
         before, after = tf.reduce_sum(counts[:number]), tf.reduce_sum(counts[number + 1 :])
         rest = [[0, 0]] * (value.shape.rank - 1)
-        padded = tf.pad(value, [[before, after], *rest])
-        others = all_reduce_sum([padded])[0] - tf.stop_gradient(padded)
-        return padded + tf.stop_gradient(others)
+        whole = tf.stop_gradient(all_reduce_sum([tf.pad(value, [[before, after], *rest])])[0])
+        return tf.concat([whole[:before], _counting_in_full(value, replica.share), whole[before + rows :]], axis=0)
 
     def gather_with_logits(value: Any) -> Any:
         if dtype not in (None, value.dtype):
@@ -114,6 +116,18 @@ def gathered(nested: Any, replica: Replica, dtype: Any = None) -> Any:
         return replica.gathered[key][1]
 
     return tf.nest.map_structure(with_mask, nested)
+
+
+def _counting_in_full(value: Any, share: Any) -> Any:
+    """Returns `value`, whose gradients are divided by the share of a replica."""
+    if share is None or not value.dtype.is_floating:
+        return value
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def identity(value: Any) -> Any:
+        return tf.identity(value), lambda gradient: tf.math.divide_no_nan(gradient, tf.cast(share, gradient.dtype))
+
+    return identity(value)
 
 
 def _with_logits(tensor: Any, change: Callable[[Any], Any]) -> Any:

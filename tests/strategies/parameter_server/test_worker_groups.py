@@ -163,7 +163,7 @@ def test_losses_of_every_form_equal_one_process(start):
     job = start(str(PROGRAMS / "group_losses.py"))
     assert job.wait(500) == 0, job.output[-3000:]
     cases = [json.loads(line.removeprefix("CASE ")) for line in job.output.splitlines() if line.startswith("CASE ")]
-    assert len(cases) == (37 if selection.ALL else 14)
+    assert len(cases) == (38 if selection.ALL else 14)
     for name, one, group in cases:
         assert_near(group, one, name)
 

@@ -150,6 +150,14 @@ def validation_data_that_run_dry(scope):
 
 
 @case
+def evaluations_without_batches(scope):
+    empty = tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda x, y: False).batch(SIZE)
+    model = regression(scope)
+    record = model.fit(X, Y, validation_data=empty, epochs=2, verbose=0).history
+    return [len(record), np.round(record["loss"], 5).tolist(), model.evaluate(empty, verbose=0)]
+
+
+@case
 def sparse_batches(scope):
     with scope():
         model = keras.Sequential([keras.Input((4,), sparse=True), keras.layers.Dense(1, kernel_initializer="ones")])
@@ -255,7 +263,10 @@ def a_checkpoint_that_is_restored_before_the_first_batch_builds_the_model(scope)
         tf.train.Checkpoint(model=model).read("before_build")
         model.fit(X, Y, batch_size=SIZE, verbose=0)
         results += [model.evaluate(X, Y, verbose=0), int(model.optimizer.iterations.numpy())]
-    return results
+    with scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+    tf.train.Checkpoint(model=model).read("before_build")
+    return [*results, float(np.mean((model.predict(X, verbose=0) - Y) ** 2))]
 
 
 def main():

@@ -217,6 +217,24 @@ def one_number_of_more_rows_than_examples_in_any_order(scope):
 
 
 @whole_batch_case
+def one_number_of_a_loss_that_reads_weights_and_gets_infinite_logits(scope):
+    """What flows to the weights from the loss itself counts once, not once for each replica."""
+
+    def build():
+        inputs = keras.Input((4,))
+        return keras.Model(inputs, keras.layers.Dense(3)(inputs) + ops.array([0.0, 0.0, -np.inf]))
+
+    with scope():
+        model = build()
+
+    def loss(y_true, logits):
+        penalty = 0.1 * ops.sum(ops.square(model.layers[1].kernel))
+        return penalty - ops.mean(ops.take_along_axis(ops.log_softmax(logits), ops.cast(y_true, "int32"), axis=1))
+
+    return trained(scope, lambda: model, y=(Y > 0).astype("float32"), loss=loss)
+
+
+@whole_batch_case
 def a_loss_of_keras_with_a_number_for_each_class(scope):
     def build():
         return linear(activation="sigmoid", kernel_constraint="unit_norm")

@@ -58,6 +58,28 @@ def normalization_of_the_whole_batch(scope):
     return {str(has_mask): trained(scope, lambda has_mask=has_mask: build(has_mask), loss="mse") for has_mask in (False, True)}
 
 
+class MakesVariablesOfValues(keras.Model):
+    """Copies the values that its kernel starts with. Keras says nothing against it in one process."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=1))
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.start = keras.Variable(self.dense.kernel, trainable=False)
+        self.scale = keras.Variable(np.ones(1, "float32"))
+        self.built = True
+
+    def call(self, x):
+        return self.scale * self.dense(x) + ops.matmul(x, self.start)
+
+
+@case
+def a_build_that_makes_variables_of_values(scope):
+    return trained(scope, MakesVariablesOfValues, loss="mse", rate=0.01)
+
+
 class Positions(keras.layers.Layer):
     """Adds the embedding of its position to each token, as Keras' examples of transformers do."""
 
