@@ -179,7 +179,7 @@ class CoordinatorHooks(KerasHooks):
             prepare: takes a list of one batch and an element specification or None; returns the call that a group runs.
         """
         executions = self._executions
-        begun: list[bool] = []  # Whether the function has been called.
+        is_first = True  # Whether the function has not been called yet.
 
         def predict_one(batch: Any) -> Any:
             if not isinstance(batch, Batch):  # `predict_on_batch` passes the batch itself.
@@ -194,10 +194,11 @@ class CoordinatorHooks(KerasHooks):
             return executions.result_of(batch.result)
 
         def predict(batches: list[Any]) -> Any:
-            if not begun:
+            nonlocal is_first
+            if is_first:
                 first = batches[0].values if isinstance(batches[0], Batch) else as_tensors(batches[0])
                 step_build.build_for_predictions(model, without_optionals(first))
-                begun.append(True)
+                is_first = False
             return concatenated([predict_one(batch) for batch in batches])
 
         return predict

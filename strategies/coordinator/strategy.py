@@ -147,7 +147,7 @@ def start(cluster: Cluster, start_timeout: float, make: Callable[[Cluster], AnyS
     is_enough = functools.partial(_is_enough, cluster)
     wait_for_tasks(servers, start_timeout, _log.warning, server_identity.why_missing, is_enough)
     # Before the strategy exists: if connecting fails, the servers still learn that this chief has ended.
-    at_program_end(lambda failed: _notify(servers, failed))
+    at_program_end(lambda failed: shutdown.notify(servers, shutdown.FAILED if failed else shutdown.FINISHED))
     remote_functions.install()
     late_captures.install()
     chief_device.install()
@@ -207,7 +207,3 @@ def _connect(cluster: Cluster, resolver: Any, seen_by_ps: Sequence[str], absent:
         if job.name == "worker":
             job.tasks.update({task.index: task.address for task in absent})
     return server_def
-
-
-def _notify(servers: list[Task], failed: bool) -> None:
-    shutdown.notify(servers, shutdown.FAILED if failed else shutdown.FINISHED)

@@ -103,7 +103,7 @@ class DataParallelHooks(KerasHooks):
         step = compiled(model, without_optionals(model, model.predict_step))
         metrics = ReplicaMetrics(self._strategy, self.layout, model, model.predict_step)
         assigned: dict[int, Any] = {}  # Keras variables that the step assigns, by id.
-        traced: list[bool] = []  # Whether the function has been called.
+        is_first = True  # Whether the function has not been called yet.
 
         def on_replica(shard: Any, rows: Any) -> Any:
             with entered(Replica(self._strategy, self.layout.local_index(), None)) as replica:
@@ -121,11 +121,12 @@ class DataParallelHooks(KerasHooks):
         function = on_batch if model.run_eagerly else tf.function(on_batch, reduce_retracing=True, autograph=False)
 
         def predict(batches: list[Any]) -> Any:
+            nonlocal is_first
             shards_and_rows = [self._shards_and_rows(batch) for batch in batches]
-            if not traced:
+            if is_first:
                 shard = tf.nest.map_structure(lambda v: self._strategy.experimental_local_results(v)[0], shards_and_rows[0][0])
                 step_build.build_for_predictions(model, without_optional_values(shard))
-                traced.append(True)
+                is_first = False
             return concatenated([function(*each) for each in shards_and_rows])
 
         return self._together(predict)

@@ -41,7 +41,7 @@ def build(model: Any, batch: Any) -> None:
     """Builds the layers of a model that its `train_step` calls, as far as the step gets.
 
     Args:
-        model: a Keras model; the scope of its strategy is entered.
+        model: a Keras model.
         batch: nested tensors or specs with the shapes of a batch.
     """
     global _is_building
@@ -51,10 +51,8 @@ def build(model: Any, batch: Any) -> None:
 
     _is_building = True
     try:
-        compute_output_spec(step, tf.nest.map_structure(_symbolic, batch))
-        _finished.add(model)
-    except Exception as error:  # The first step will raise it, too, if it is the step's own.
-        _log.debug("the train_step of %s does not build the model", model.name, exc_info=error)
+        if _called(model, step, "train_step", batch):
+            _finished.add(model)
     finally:
         _is_building = False
 
@@ -68,14 +66,20 @@ def build_for_predictions(model: Any, batch: Any) -> None:
         model: a Keras model.
         batch: nested tensors or specs with the shapes of a batch.
     """
-    if all(layer.built for layer in model._flatten_layers()):
-        return
+    if not all(layer.built for layer in model._flatten_layers()):
+        _called(model, model.predict_step, "predict_step", batch)
+
+
+def _called(model: Any, step: Callable[[Any], Any], name: str, batch: Any) -> bool:
+    """Calls a step on symbolic tensors, in the scope of the model's strategy. Returns whether it got to its end."""
     strategy = model.distribute_strategy
     with held_back(model, strategy.scope), strategy.scope(), symbolic_build(strategy):
         try:
-            compute_output_spec(model.predict_step, tf.nest.map_structure(_symbolic, batch))
-        except Exception as error:  # The function that `predict` traces will raise it, too, if it is the model's own.
-            _log.debug("the predict_step of %s does not build the model", model.name, exc_info=error)
+            compute_output_spec(step, tf.nest.map_structure(_symbolic, batch))
+        except Exception as error:  # The function that Keras traces will raise it, too, if it is the step's own.
+            _log.debug("the %s of %s does not build the model", name, model.name, exc_info=error)
+            return False
+    return True
 
 
 def _symbolic(value: Any) -> Any:

@@ -162,9 +162,7 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
     if hooks is not None and iterator is not None:
         iterator, data_batch = None, None if _is_complete(model, has_call) else _example_batch(hooks, iterator)
         if _has_own_step(model) and not step_build.has_built(model) and not _has_all_variables(model):
-            strategy = model.distribute_strategy
-            with held_back(model, strategy.scope), strategy.scope(), build_scope.symbolic_build(strategy):
-                step_build.build(model, data_batch)
+            step_build.build(model, data_batch)
     if hooks is not None and not model.built and not has_call:
         mark_as_built(model)
     try:
