@@ -52,6 +52,11 @@ class Progress:
         return cls(**found | {"parameters": parameters})
 
     @property
+    def done(self) -> tuple[int, int, str]:
+        """What changes whenever a step is done."""
+        return self.epoch, self.batches, self.phase
+
+    @property
     def fraction(self) -> float | None:
         """The part of the steps of this `fit` that is done, from 0 to 1; None if not known."""
         if not self.steps or not self.epochs:

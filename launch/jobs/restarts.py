@@ -50,6 +50,7 @@ class _Restartable:
     task: Task
     limit: int
     is_awaited: bool = False
+    has_served: bool = False  # The training has made a step since it started.
     restarts: int = 0
     used: int = 0  # Restarts since it last ran for the window.
     quick: int = 0  # Quick ends, one after the other.
@@ -109,6 +110,7 @@ class Restarts:
         self._over = False
         self._window = window
         self._meanwhile = meanwhile
+        self._without = GOES_ON
         self._can_continue = can_continue
 
     @property
@@ -138,7 +140,7 @@ class Restarts:
         seconds = time.monotonic() - each.started_at
         if seconds >= self._window:
             each.used = 0
-        each.quick = 0 if is_steady(seconds, self._window) else each.quick + 1
+        each.quick = 0 if is_steady(seconds, self._window) or (each.is_awaited and each.has_served) else each.quick + 1
         if self._is_out_of_reach(event):
             # Its host may be back in some minutes, and nobody waits for it: that costs no restart.
             each.unreached += 1
@@ -148,7 +150,7 @@ class Restarts:
         if event.code == 0 or self._over or each.used >= each.limit:
             each.ended = True
             if event.code and not self._over:
-                goes_on = GOES_ON if self.can_continue else "the training cannot go on"
+                goes_on = self._without if self.can_continue else "the training cannot go on"
                 self._say(
                     f"{event.task} failed {each.restarts + 1} times, most recently because {event.cause}; {goes_on} without it"
                     if each.limit
@@ -164,6 +166,15 @@ class Restarts:
         is_unreached = isinstance(event, Unreachable) and not event.had_started and each.used > 0
         others = [name for name in self.running if name != event.task]
         return is_unreached and not self._over and not each.is_awaited and self._can_continue(others)
+
+    def advanced(self) -> None:
+        """Notes that the training has made a step: the tasks that it waits for did not fail at their start."""
+        for each in self._all.values():
+            each.has_served = each.restart_at is None
+
+    def training_is_done(self) -> None:
+        """Notes that the training is done and that only these tasks still work, for messages."""
+        self._meanwhile = self._without = "the training is done"
 
     def set_aside(self, name: str) -> None:
         """Ends the restarts of a task that is not wanted for now; ignores other tasks."""
@@ -197,7 +208,7 @@ class Restarts:
                 each.restart_at = None
                 each.restarts += 1
                 each.used += 1
-                each.started_at = now
+                each.started_at, each.has_served = now, False
                 # Said only now: a task that ended because the chief's program failed did not end early.
                 meanwhile = "the training waits for it" if each.is_awaited else self._meanwhile
                 if meanwhile == GOES_ON and not self._can_continue(up):

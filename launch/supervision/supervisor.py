@@ -245,9 +245,9 @@ class Supervisor:
         self._progress_at = now
         progress = read_progress(self._files.report)
         if progress is not None and progress != self._progress:
-            done = (progress.epoch, progress.batches, progress.phase)
-            if self._progress is None or done != (self._progress.epoch, self._progress.batches, self._progress.phase):
+            if self._progress is None or progress.done != self._progress.done:
                 self._step_watchdog.heard()
+                self._workers.advanced()
             self._progress = progress
             self._reached = max(self._reached, (progress.epoch, progress.step) if progress.batches or progress.step else (0, 0))
             self._board.progressed(progress)
@@ -373,9 +373,9 @@ class Supervisor:
 
     def _await_evaluators(self) -> None:
         """After success, waits until the evaluators have evaluated the remaining checkpoints."""
-        if not self._evaluators.running:
+        if not (names := ", ".join(self._evaluators.running)):
             return
-        names = ", ".join(self._evaluators.running)
+        self._evaluators.training_is_done()
         self._say(f"the training is done; waiting for {names}, at most {EVALUATORS_GRACE_SECONDS:.0f} s")
         received = len(self._signals)
         self._loop(lambda: not self._evaluators.running or len(self._signals) > received, EVALUATORS_GRACE_SECONDS)

@@ -101,6 +101,19 @@ def test_messages_say_what_a_loss_means_for_the_training(watched, monkeypatch):
     ]
 
 
+def test_messages_after_the_training_do_not_say_that_it_continues(watched):
+    task, _, done, passes = watched
+    task._all[NAME].limit = 1
+    task.training_is_done()
+    task.exited(KILLED)
+    passes(2)
+    task.exited(KILLED)
+    assert done.said == [
+        f"{NAME} ended early: it was killed by SIGKILL; the training is done, and the task is restarted",
+        f"{NAME} failed 2 times, most recently because it was killed by SIGKILL; the training is done without it",
+    ]
+
+
 def test_the_training_waits_for_a_ps_and_cannot_go_on_without_it(monkeypatch):
     clock, started, said = types.SimpleNamespace(now=0.0), [], []
     monkeypatch.setattr(restarts, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
@@ -124,6 +137,32 @@ def test_the_training_waits_for_a_ps_and_cannot_go_on_without_it(monkeypatch):
         "ps:0 ended early: it was killed by SIGKILL; the training waits for it, and the task is restarted",
         "ps:0 failed 2 times, most recently because it was killed by SIGKILL; the training cannot go on without it",
     ]
+
+
+def test_a_ps_is_restarted_at_once_if_the_training_has_made_steps_with_it(monkeypatch):
+    clock, started = types.SimpleNamespace(now=0.0), []
+    monkeypatch.setattr(restarts, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
+    tasks = [Task("worker", 0), Task("ps", 0)]
+    watched = restarts.Restarts(
+        tasks, start=lambda task: started.append(task.name), kill=started.append, say=lambda line: None, awaited=tasks[1:]
+    )
+
+    def restarted(advances):
+        started.clear()
+        clock.now += 2.0
+        if advances:
+            watched.advanced()
+        for task in tasks:
+            watched.exited(Exited(task.name, -9, 0.0))
+        watched.tick()
+        at_once = list(started)
+        clock.now += 1.5
+        watched.tick()
+        return at_once
+
+    assert restarted(advances=True) == ["ps:0"]
+    assert restarted(advances=False) == []
+    assert restarted(advances=True) == ["ps:0"]
 
 
 def test_that_nobody_trains_is_said_when_all_workers_end_together(monkeypatch):
