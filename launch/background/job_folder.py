@@ -24,6 +24,9 @@ STATE_VARIABLE = "TFDIST_STATE_DIR"
 KEEP_SECONDS = 30 * 24 * 3600.0
 """How long the folder of a job stays after its end."""
 
+BLOCK_BYTES = 4096
+"""JSON is filled up with blanks to whole blocks of the file system, so that a longer state fits in place of a shorter one."""
+
 _ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}", re.ASCII)
 
 
@@ -265,7 +268,17 @@ class JobFolder:
         return values if isinstance(values, dict) else {}
 
     def _write(self, name: str, values: dict[str, Any]) -> None:
-        part = self.path / f"{name}.part"
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            json.dump(values, file, indent=1)
-        part.rename(self.path / name)
+        path, part = self.path / name, self.path / f"{name}.part"
+        content = json.dumps(values, indent=1).encode()
+        content += b" " * (-len(content) % BLOCK_BYTES)
+        try:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(content)
+            part.rename(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            if not path.exists() or path.stat().st_size < len(content):
+                raise
+            # The disk is full, but what is there can be replaced.
+            with open(path, "r+b") as file:
+                file.write(content.ljust(path.stat().st_size))

@@ -312,8 +312,8 @@ def fill(path):
 WAITS_FOR_GO = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)\n"
 
 
-def test_a_full_state_folder_does_not_end_a_job_in_the_background(detach, tmp_path, small, read_json):
-    detach(WAITS_FOR_GO, "--summary", "summary.json", TFDIST_STATE_DIR=str(small))
+def test_a_full_state_folder_neither_ends_a_job_in_the_background_nor_hides_its_end(detach, tfdist, tmp_path, small, read_json):
+    handle = detach(WAITS_FOR_GO, "--summary", "summary.json", TFDIST_STATE_DIR=str(small))
     (state,) = small.rglob("state.json")
     wait_until(lambda: json.loads(state.read_text())["state"] == "running")
     fill(state.parent / "output.log")
@@ -321,6 +321,9 @@ def test_a_full_state_folder_does_not_end_a_job_in_the_background(detach, tmp_pa
     wait_until((tmp_path / "summary.json").exists)
     wait_until(lambda: (tmp_path / "summary.json").read_text().endswith("}\n"))
     assert read_json("summary.json")["exit_code"] == 0
+    wait_until(lambda: json.loads(state.read_text())["state"] == "succeeded")
+    shown = tfdist("status", handle, TFDIST_STATE_DIR=str(small))
+    assert shown.returncode == 0 and "succeeded" in shown.stdout
 
 
 def test_a_full_disk_with_state_file_and_output_does_not_end_a_job(variables, tmp_path, small, read_json):
