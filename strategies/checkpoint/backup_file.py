@@ -16,6 +16,7 @@ from typing import Any
 import h5py
 import tensorflow as tf
 
+from tfdist.errors import ClusterError
 from tfdist.strategies.checkpoint import folder_lock, generations, memory_file, model_states, strategy_state
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief
 from tfdist.strategies.checkpoint.backup import Broadcast
@@ -239,7 +240,7 @@ class BackupFile:
             is_exact: whether the training continues from it, so that its optimizers have to be those of the model.
 
         Raises:
-            ValueError: if the backup is of another model, or of other optimizers, or if the model is not built.
+            ClusterError: if the backup is of another model, or of other optimizers, or if the model is not built.
         """
         path = path or self._readable
         progress = progress_in(path)
@@ -251,11 +252,11 @@ class BackupFile:
                 model.load_weights(path)
         except ValueError as error:
             if not model.built:
-                raise ValueError(
+                raise ClusterError(
                     f"the training cannot continue from the backup {self.path}: {model.name} makes its variables with its "
                     "first batch, and its data have no fixed shape; build it before fit, for example by calling it on a batch"
                 ) from error
-            raise ValueError(
+            raise ClusterError(
                 f"the backup {self.path} is not of this model ({error}); name another folder with --backup_dir, or remove "
                 "this one to train from the beginning"
             ) from error
@@ -287,13 +288,13 @@ class BackupFile:
 
 
 def progress_in(path: str) -> Progress:
-    """Returns the progress in a backup. Raises ValueError if another version of tfdist has written it."""
+    """Returns the progress in a backup. Raises ClusterError if another version of tfdist has written it."""
     with h5py.File(path) as file:
         values = json.loads(file[_PROGRESS][()])
     try:
         return Progress(**{**values, "starts": [FitStart(**each) for each in values.get("starts", ())]})
     except TypeError as error:  # A value that this version does not know.
-        raise ValueError(
+        raise ClusterError(
             f"the backup {path} was written by another version of tfdist, and this one cannot read it; continue with that one, "
             "or remove the backup to train from the beginning"
         ) from error

@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 from support_paths import PROGRAMS
 
+from tfdist.errors import ClusterError
 from tfdist.strategies.checkpoint import data_position, generations, job_backup, memory_file, strategy_state
 from tfdist.strategies.checkpoint.backup_file import Arrays, BackupFile, Progress
 from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
@@ -266,7 +267,7 @@ def test_a_backup_of_another_optimizer_is_refused_although_its_variables_have_th
     backup._file.load(models[0], is_exact=is_exact)
     if is_exact:
         with pytest.raises(
-            ValueError, match=r"model-1\S+ is not of this model \(it was trained with SGD and has Adagrad\); name another"
+            ClusterError, match=r"model-1\S+ is not of this model \(it was trained with SGD and has Adagrad\); name another"
         ):
             backup._file.load(models[1])
     else:  # The weights of a call of `fit` that is over, which only the program reads.

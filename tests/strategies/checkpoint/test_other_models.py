@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from backup_processes import KillAt
 
+from tfdist.errors import ClusterError
 from tfdist.strategies.checkpoint import generations
 
 pytestmark = pytest.mark.slow
@@ -124,7 +125,7 @@ ADAM = keras.optimizers.Adam
 )
 def test_a_backup_of_another_model_or_optimizer_is_refused(process, before, after, message):
     assert process(trained(*before, killed_at=1)) is None
-    with pytest.raises(ValueError, match=f"not of this model .*{message}.*remove"):
+    with pytest.raises(ClusterError, match=f"not of this model .*{message}.*remove"):
         process(trained(*after))
 
 
