@@ -11,7 +11,7 @@ from tfdist.planner.predict import predict
 from tfdist.planner.predict import simulated as predicted
 from tfdist.planner.queues import cycle as queued
 from tfdist.planner.simulated import Network
-from tfdist.planner.simulated_periods import simulate
+from tfdist.planner.simulated_periods import Hogwild, simulate
 from tfdist.planner.simulated_steps import ParameterServer, without_order
 from tfdist.planner.ways import Way, way_of
 
@@ -101,6 +101,27 @@ def test_a_delay_hides_an_exchange_that_is_not_longer():
     assert hidden == pytest.approx(2 / STEP, rel=0.02)
     in_fragments = speed("hogwild", 2, network=narrow, period=16, delay=2, fragments=4)
     assert in_fragments == pytest.approx(2 / STEP, rel=0.05)
+
+
+def test_no_ps_replies_to_a_period_before_all_of_them_have_the_pushes_of_all_groups():
+    events = []
+
+    class Recorded(Hogwild):
+        def push(self, worker, number, size, then):
+            super().push(worker, number, size, lambda: (events.append("push"), then()))
+
+        def reply(self, number, worker, size, then):
+            events.append("reply")
+            super().reply(number, worker, size, then)
+
+    option = Option("hogwild", 2, 2, colocated=True, period=40)
+    # The chief's work lets worker 1 begin later, so that its push to ps 0 is the last one.
+    way = Way(option, STEP, chief=0.1, sent=(0.9e6, 0.9e6), batches=3e5)
+    hogwild = Recorded(way, Network(7e6, 1e-4, 1))
+    hogwild.run(hogwild.begin)
+    rounds = [events[begin : begin + 8] for begin in range(0, len(events) - 8, 8)]
+    assert len(rounds) > 5
+    assert all(each == ["push"] * 4 + ["reply"] * 4 for each in rounds[1:])  # The first one pulls only.
 
 
 @pytest.mark.parametrize("strategy", ["multi_worker_mirrored", "parameter_server", "hogwild"])

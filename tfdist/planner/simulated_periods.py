@@ -162,7 +162,7 @@ class Hogwild(Simulation):
         self.call(worker)
 
     def _pushing(self, worker: int) -> int:
-        """Returns how many groups push to the round of a call (strategies/hogwild/calls_left.py)."""
+        """Returns how many groups push to the round of a call (strategies/hogwild/timing/pushes_left.py)."""
         workers, begun = self.count, self._calls_begun
         scheduled = self._calls_done + IN_FLIGHT * workers
         if self._left is None or scheduled < self._calls:
@@ -182,21 +182,38 @@ class Hogwild(Simulation):
         turn = self._turns[worker] % way.option.fragments
         self._turns[worker] += 1
         live, grace, half = self._pushing(worker), self._grace(worker), way.worker / way.option.fragments / 2
-        replied = after_all(len(self.sent) * self._shards, lambda: cores.run(half, then))
+        count = len(self.sent) * self._shards
+        replied = after_all(count, lambda: cores.run(half, then))
+        held: list[tuple[int, Then]] = []
+
+        def ended_everywhere() -> None:
+            for number, reply in held:
+                self.links.tell(self.workers[worker], self.servers[number], reply)
+
+        ended_somewhere = after_all(count, ended_everywhere)
+
+        def hold(number: int, reply: Then) -> None:
+            """Sends a reply when the rounds of all ps have ended, as strategies/hogwild/synchronization/push_pull.py does."""
+            held.append((number, reply))
+            self.links.tell(self.servers[number], self.workers[worker], ended_somewhere)
 
         def send(number: int, shard: int) -> None:
             server, size = self.servers[number], self.sent[number] / parts
 
             def reply() -> None:
-                self.serve(server, way.server / parts / 2, lambda: self.reply(number, worker, size, replied))
+                self.reply(number, worker, size, replied)
+
+            def ended() -> None:
+                waits = in_round and len(self.sent) > 1
+                self.serve(server, way.server / parts / 2, functools.partial(hold, number, reply) if waits else reply)
 
             def applied() -> None:
                 if not in_round:
-                    reply()
+                    ended()
                     return
                 key = (turn, number, shard)
                 rounds = self._rounds.get(key) or self._rounds.setdefault(key, Rounds(self.clock, self.count))
-                rounds.arrive(worker, live, grace, reply)
+                rounds.arrive(worker, live, grace, ended)
 
             def arrived() -> None:
                 if shard + 2 < self._shards:  # Two travel at a time.
