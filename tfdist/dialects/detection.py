@@ -22,7 +22,7 @@ from tfdist.dialects.dialect import TextReader
 from tfdist.dialects.other_tools import reason_against
 from tfdist.dialects.parsing.document import Document, check_text, close, decode, is_json, read_bytes, shown
 from tfdist.dialects.parsing.load import load
-from tfdist.dialects.registry import dialects, programs, text_readers
+from tfdist.dialects.registry import command_readers, dialects, programs, text_readers
 from tfdist.errors import ClusterError, Source
 
 MAX_UNKNOWN_WORDS = 500
@@ -81,7 +81,7 @@ def detect(source: object) -> "Detected | Launched":
             return assigned
         launched = None if os.path.lexists(source[:4096].strip()) else detect_launches(source, "<text>")
         if launched is not None and not _claiming(source, _of_text(source)):
-            return launched
+            return _submitted(launched) or launched
         if any(mark in source for mark in _TEXT_MARKS) or not source.strip():
             return _from_text(source, "<text>")
         return _from_file(source)
@@ -148,6 +148,15 @@ def detect_launches(text: str, name: str, known: Mapping[str, str] = MappingProx
     return Launched(found, source, has_lines) if found else None
 
 
+def _submitted(launched: Launched) -> Detected | None:
+    """Returns the script that the one command submits; None for others."""
+    dialect, words = launched.launches[0].dialect, launched.launches[0].words
+    if len(launched.launches) > 1 or not words:
+        return None
+    document = command_readers()[dialect].submits(words, Source(dialect, launched.source.name))
+    return None if document is None else Detected(dialect, text_readers()[dialect], document)
+
+
 def _from_text(text: str, name: str) -> "Detected | Launched":
     source = Source("text", name)
     document = Document(name, check_text(text, source))
@@ -158,7 +167,7 @@ def _from_text(text: str, name: str) -> "Detected | Launched":
     readers = _of_text(document.text)
     dialect = _claiming(document.text, readers)
     if dialect is None and (launched := detect_launches(document.text, name)) is not None:
-        return launched
+        return _submitted(launched) or launched
     if dialect is None:
         has_blocks = _BLOCK.search(document.text) is not None
         dialect = _best(_words_of_text(document.text), readers, has_blocks)

@@ -5,12 +5,13 @@ lines, `EnvironmentReader` the variables of a process, and `Writer` writes a clu
 and never the name of a dialect.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate
 
 from tfdist.cluster import Cluster
 from tfdist.dialects.parsing.document import Document
+from tfdist.errors import Source
 from tfdist.rank_info import RankInfo
 
 Described = Cluster | RankInfo
@@ -83,12 +84,15 @@ class CommandReader:
         options: names of options, with `_` for `-`, that identify a command line of any program: those of programs that read
             their cluster from their own command line.
         reads_variables: whether `parse` takes a third argument, the variables of this process and those that the line sets.
+        submits: takes the words and the source, too; returns the script that the command submits, in the language of the
+            dialect's `text`. None if it submits none; then `parse` reads the command.
     """
 
     programs: tuple[str, ...]
     parse: Callable[..., Described]
     options: frozenset[str] = frozenset()
     reads_variables: bool = False
+    submits: Callable[[Sequence[str], Source], Document | None] = lambda words, source: None
 
 
 @dataclass(frozen=True, eq=False)

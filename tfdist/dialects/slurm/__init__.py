@@ -15,6 +15,7 @@ from tfdist.cluster import EXTENSION, JOBS, Cluster, Task, valid_host
 from tfdist.dialects.dialect import CommandReader, Dialect, EnvironmentReader, TextReader, Writer
 from tfdist.dialects.parsing.document import MAX_TASKS, shown
 from tfdist.dialects.parsing.values import Values
+from tfdist.dialects.slurm import submit
 from tfdist.dialects.slurm.options import gpus_per_task, share
 from tfdist.dialects.slurm.script import NAME, looks_like, parse, parse_command, set_by_sbatch, starts_launchers
 from tfdist.dialects.writing.unsupported import address_notes, check_whole
@@ -200,7 +201,7 @@ DIALECT = Dialect(
     title="Slurm",
     example="a Slurm batch script (#SBATCH --ntasks=8 ... srun python train.py)",
     text=TextReader(parse, looks_like=looks_like, starts_launchers=starts_launchers, variables=set_by_sbatch),
-    command=CommandReader(("srun",), parse_command),
+    command=CommandReader(("srun", submit.NAME), parse_command, submits=submit.submitted),
     environment=EnvironmentReader(recognizes, from_environ, allocates=True),
     writer=Writer(write, notes=lambda cluster: address_notes(cluster, "Slurm")),
 )

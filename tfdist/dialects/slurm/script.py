@@ -17,6 +17,7 @@ from tfdist.dialects.parsing.document import Document
 from tfdist.dialects.parsing.load import load
 from tfdist.dialects.parsing.shell import commands
 from tfdist.dialects.parsing.values import Values
+from tfdist.dialects.slurm import submit
 from tfdist.dialects.slurm.options import (
     OF_TASKS,
     Tasks,
@@ -58,7 +59,9 @@ def starts_launchers(text: str) -> bool:
 
 
 def parse_command(words: list[str], source: Source) -> Cluster:
-    """Reads `srun -n 4 python train.py`. Raises ClusterError for bad options, and without a number of tasks."""
+    """Reads `srun -n 4 python train.py`. Raises ClusterError for bad options, without a number of tasks, and for `sbatch`."""
+    if words[0] == submit.NAME:
+        raise source.error("sbatch submits a batch script, and other commands describe a cluster, too; give that script")
     given, _ = options(words[1:])
     check_one_component(words, given, source)
     check_variables(words[1:], source)
