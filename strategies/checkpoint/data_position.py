@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfdist.strategies.inputs.source import BatchIterator
 from tfdist.strategies.inputs.worker_input import WorkerInput
@@ -201,13 +202,23 @@ def _repeat_validation(original: Callable[..., Any], iterator: Any) -> None:
 
 def _make_iterators(original: Callable[..., Any], iterator: Any) -> None:
     """Makes the iterators that an epoch makes, and reads nothing."""
-    if iterator.num_batches is not None:
-        for _ in original(iterator):
-            pass
-    else:  # Keras finds out about the end by reading.
-        iterator.data_adapter.on_epoch_begin()
-        iter(iterator._get_iterator())
-        iterator.data_adapter.on_epoch_end()
+    adapter = iterator.data_adapter
+    kind = type(adapter).__name__
+    if kind == "ArrayDataAdapter":
+        return  # Each of its iterators has the same order, or without a seed any order.
+    if kind == "TFDatasetAdapter" and isinstance(dataset := adapter.get_tf_dataset(), tf.data.Dataset):
+        # A shuffled dataset counts its own iterators. Those of the whole pipeline take several times as long.
+        iterator._get_iterator = lambda: dataset
+    try:
+        if iterator.num_batches is not None:
+            for _ in original(iterator):
+                pass
+        else:  # Keras finds out about the end by reading.
+            adapter.on_epoch_begin()
+            iter(iterator._get_iterator())
+            adapter.on_epoch_end()
+    finally:
+        vars(iterator).pop("_get_iterator", None)
 
 
 def _drop(batches: Any, count: int) -> None:
