@@ -15,7 +15,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import backup, data_position, memory_file, save_order, store_files, strategy_state
+from tfdist.strategies.checkpoint import (
+    backup,
+    data_position,
+    memory_file,
+    save_order,
+    store_files,
+    strategy_state,
+    unsaved_attributes,
+)
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief, is_local, is_participating, set_chief
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.runtime import chief_device
@@ -45,6 +53,7 @@ def install(strategy: tf.distribute.Strategy) -> None:
     data_position.install()
     backup.install()
     strategy_state.install()
+    unsaved_attributes.install()
 
 
 # Replacements. The first parameter is the function that they replace.

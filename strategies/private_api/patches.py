@@ -304,6 +304,7 @@ LOAD_STATE = PatchPoint(
     "saveable, weights_store, assets_store, inner_path, skip_mismatch, visited_saveables, failed_saveables, error_msgs",
     "As _save_state.",
 )
+UNSAVED_ATTRIBUTES = PatchPoint(saving_lib, "get_attr_skipset", "obj_type", "Keras makes an optimizer with each save.")
 BACKUP_SAVE = PatchPoint(
     keras.callbacks.BackupAndRestore, "_save_model", "self", "It writes two files, and a task may die between them."
 )
@@ -313,7 +314,7 @@ BACKUP_TRAIN_BEGIN = PatchPoint(
 )
 BACKUP_TRAIN_END = PatchPoint(keras.callbacks.BackupAndRestore, "on_train_end", "self, logs", "The chief alone deletes it.")
 CHECKPOINT_SAVE = PatchPoint(
-    TrackableSaver, "save", "self, file_prefix, checkpoint_number, session, options", "The chief alone keeps the checkpoint."
+    TrackableSaver, "save", "self, file_prefix, checkpoint_number, session, options", "The chief keeps it."
 )
 CHECKPOINT_RESTORE = PatchPoint(
     TrackableSaver, "restore", "self, save_path, options", "The chief reads for a ps; the strategy gets its state back."
@@ -328,14 +329,12 @@ CHECKPOINT_STATE = PatchPoint(
     "all_model_checkpoint_timestamps, last_preserved_timestamp",
     "The chief alone writes the file that names the latest checkpoint.",
 )
-CHECKPOINT_DELETE = PatchPoint(
-    checkpoint_management, "_delete_file_if_exists", "filespec", "The chief alone deletes old checkpoints."
-)
+CHECKPOINT_DELETE = PatchPoint(checkpoint_management, "_delete_file_if_exists", "filespec", "The chief alone deletes old ones.")
 SAVE_SAVED_MODEL = PatchPoint(
     saved_model_save,
     "save_and_return_nodes",
     "obj, export_dir, signatures, options, experimental_skip_checkpoint",
-    "TensorFlow writes a SavedModel file by file to its final place.",
+    "As save_model.",
 )
 
 # hogwild/synchronization/custom_gradients.py
@@ -349,10 +348,7 @@ REMOTE_FUNCTIONS = {
 
 # private_api/late_captures.py
 CAPTURE_AT_CALL = PatchPoint(
-    FuncGraph,
-    "capture_call_time_value",
-    "self, closure, spec, key, default_value, placeholder",
-    "Loops and conditions lose it.",
+    FuncGraph, "capture_call_time_value", "self, closure, spec, key, default_value, placeholder", "Loops lose it."
 )
 
 # runtime/chief_device.py
