@@ -156,7 +156,8 @@ class Scaling:
                 self.idle.remove(task.name)
                 self._workers.take_back(task.name)
                 self._board.restarted(task.name, counts=False)
-                self._tasks.start(task)
+                if self._tasks.any_started:  # Else it starts with the others, when the back end is ready.
+                    self._tasks.start(task)
 
     def exited(self, name: str) -> None:
         """Notes that a worker that was asked to leave has ended: that is no failure."""

@@ -92,6 +92,7 @@ def scaled(tmp_path, monkeypatch):
     planned = job(scaling.with_room(Cluster(TASKS), 3))
     tasks = SimpleNamespace(
         running={"worker:0"},
+        any_started=True,
         exits={},
         start=lambda task: (done.append(f"start {task.name}"), tasks.running.add(task.name)),
         signal=lambda names, number: done.append(f"{signal.Signals(number).name} {names[0]}"),
@@ -150,6 +151,15 @@ def test_workers_are_started_and_ended_as_asked_for_and_those_that_were_ended_ar
     assert make().idle == {"worker:1", "worker:2"}
     scaling.forget(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_that_joins_before_the_others_are_started_is_started_with_them(scaled, tmp_path):
+    make, tasks, workers, done, passes = scaled
+    tasks.any_started, tasks.running = False, set()
+    each = make()
+    scaling.ask(tmp_path, 3)
+    passes(each, 1)
+    assert each.idle == set() and done == [] and workers.running == ["worker:0", "worker:1", "worker:2"]
 
 
 def test_what_cannot_be_scaled_is_refused_by_name(tmp_path, capsys, monkeypatch):
