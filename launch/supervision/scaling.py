@@ -146,7 +146,8 @@ class Scaling:
             if task.name not in self.idle:
                 self._set_aside(task)
                 self._tasks.signal([task.name], signal.SIGTERM)
-                self._killed_at[task.name] = now + END_SECONDS
+                if task.name in self._tasks.running:  # Not before its restart: the next process is another one.
+                    self._killed_at[task.name] = now + END_SECONDS
         for name, when in list(self._killed_at.items()):
             if now >= when:
                 del self._killed_at[name]

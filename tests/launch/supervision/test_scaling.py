@@ -162,6 +162,20 @@ def test_a_worker_that_joins_before_the_others_are_started_is_started_with_them(
     assert each.idle == set() and done == [] and workers.running == ["worker:0", "worker:1", "worker:2"]
 
 
+def test_a_worker_that_left_before_its_restart_and_comes_back_is_not_killed(scaled, tmp_path):
+    make, tasks, workers, done, passes = scaled
+    each = make()
+    scaling.ask(tmp_path, 2)
+    passes(each, 1)
+    tasks.running.remove("worker:1")
+    workers.exited(Exited("worker:1", -signal.SIGKILL, 0.0))
+    for number in (1, 2):
+        scaling.ask(tmp_path, number)
+        passes(each, 1)
+    passes(each, scaling.END_SECONDS)
+    assert [line for line in done if "SIGTERM" not in line] == ["start worker:1", "start worker:1"]
+
+
 def test_what_cannot_be_scaled_is_refused_by_name(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(scale_command, "ANSWER_SECONDS", 0.1)
     folder = str(tmp_path)
