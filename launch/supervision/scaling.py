@@ -126,7 +126,8 @@ class Scaling:
         self._is_over = False
         for task in self._all[self._now :]:
             self._set_aside(task)
-        _remove(log_dir / REQUEST)
+        if not is_restart:  # Else it waits for its answer.
+            _remove(log_dir / REQUEST)
         self._publish()
 
     def tick(self) -> None:

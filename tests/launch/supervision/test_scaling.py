@@ -176,6 +176,16 @@ def test_a_worker_that_left_before_its_restart_and_comes_back_is_not_killed(scal
     assert [line for line in done if "SIGTERM" not in line] == ["start worker:1", "start worker:1"]
 
 
+def test_a_request_before_the_restart_of_all_tasks_is_heard_after_it(scaled, tmp_path):
+    make, _, _, done, passes = scaled
+    make()
+    scaling.ask(tmp_path, 3)
+    each = make(is_restart=True)
+    assert scaling.is_asked(tmp_path)
+    passes(each, 1)
+    assert done == ["start worker:1", "start worker:2"] and not scaling.is_asked(tmp_path)
+
+
 def test_what_cannot_be_scaled_is_refused_by_name(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(scale_command, "ANSWER_SECONDS", 0.1)
     folder = str(tmp_path)
