@@ -163,3 +163,16 @@ def test_user_signals_reach_only_the_program_and_ctrl_c_what_it_has_started_too(
     assert job.wait(100) == 130, job.output
     assert "alive False" not in job.output and f"the child ended with {-signal.SIGINT}" in job.output and job.left() == {}
     assert os.path.exists(tmp_path / "child-ready") and not os.path.exists(tmp_path / "child-got")
+
+
+def test_a_signal_for_the_program_that_comes_before_a_restart_of_the_job_ends_nothing(start, script, tmp_path):
+    body = """
+    import sys
+    with open("attempts", "a") as file: file.write("x")
+    sys.exit(3 if os.path.getsize("attempts") < 3 else 0)
+    """
+    job = start(QUICK, "--tier", "BASIC", "--max_restarts", "2", script(body))
+    job.wait_for("started again in 2 s")
+    job.process.send_signal(signal.SIGUSR1)
+    assert job.wait(30) == 0, job.output
+    assert (tmp_path / "attempts").read_text() == "xxx" and job.left() == {}
