@@ -378,10 +378,13 @@ class Supervisor:
         self._loop(lambda: not self._evaluators.running or len(self._signals) > received, EVALUATORS_GRACE_SECONDS)
 
     def _await_exits(self, names: Set[str], limit: float) -> None:
-        """Waits until these tasks have ended, for at most `limit` seconds, or until the launcher receives another signal."""
-        received = len(self._signals)
+        """Waits until these tasks have ended, for at most `limit` seconds, or until another Ctrl-C.
+
+        SIGTERM may come again while the program saves, as from a second `tfdist cancel`.
+        """
+        received = self._signals.count(signal.SIGINT)
         if not self._tasks.running.isdisjoint(names):
-            self._loop(lambda: self._tasks.running.isdisjoint(names) or len(self._signals) > received, limit)
+            self._loop(lambda: self._tasks.running.isdisjoint(names) or self._signals.count(signal.SIGINT) > received, limit)
 
     def _receive_signals(self) -> Callable[[], None]:
         """Collects the signals that end the job or are passed on; returns a function that restores the earlier handlers."""
