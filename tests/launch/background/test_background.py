@@ -12,12 +12,14 @@ import sys
 import textwrap
 import time
 import uuid
+from types import SimpleNamespace
 
 import pytest
 from conftest import MARK, processes_of
 from support_paths import PROGRAMS
 from waits import wait_until
 
+from tfdist.launch.background import background_jobs
 from tfdist.launch.jobs.job_status import JobStatus, State
 from tfdist.launch.supervision.state_file import StateFile
 
@@ -149,6 +151,20 @@ def test_following_a_task_that_has_not_started_waits_for_it(detach, tfdist, tmp_
         assert tfdist("cancel", handle).returncode == 0
         got = following.result()
     assert (got.returncode, got.stdout) == (0, "first\n"), got.stderr
+
+
+def test_following_goes_on_after_a_log_was_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(background_jobs, "POLL_SECONDS", 0.0)
+    log, state, got = tmp_path / "log", [State.RUNNING], []
+    log.write_text("1\n2\n3\n")
+    folder = SimpleNamespace(status=lambda: JobStatus(state[0]))
+    for line in background_jobs._lines(log, folder, follow=True):
+        got.append(line)
+        if line == "3":
+            os.truncate(log, 0)  # As `copytruncate` does.
+            log.write_text("4\n")
+            state[0] = State.SUCCEEDED
+    assert got == ["1", "2", "3", "4"]
 
 
 def test_a_job_that_fails_says_why_and_its_folder_is_private_and_holds_no_secret(detach, tfdist, tmp_path):
