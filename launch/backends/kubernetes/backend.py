@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib.util
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
@@ -130,8 +131,17 @@ class Pods:
 
     def logs(self, job_id: str, task: str | None, follow: bool) -> Iterator[LogLine]:
         """See `Detached`. When it follows, it also says what tasks wait for."""
-        found = _Found(job_id)
-        known = names_of_tasks(found.workloads())
+        found, outage = _Found(job_id), Outage()
+        while True:
+            try:
+                known = names_of_tasks(found.workloads())
+                break
+            except NoAnswerError as error:
+                if not follow:
+                    raise
+                if shown := outage.without_answer(error):
+                    yield LogLine("", f"tfdist: {shown}")
+                time.sleep(POLL_SECONDS)
         if task is not None and task not in known:
             raise BackendError(f"this job has no task {task!r}; it has {', '.join(known)}")
         if not follow:
@@ -140,7 +150,7 @@ class Pods:
                     lines = whole_lines(found.server.log(pod["metadata"]["name"], container_of(pod), follow=False))
                     yield from (LogLine(name, line.partition(" ")[2]) for line in lines)
             return
-        streams, said, outage = PodLogs(found.server), "", Outage()
+        streams, said = PodLogs(found.server), ""
         try:
             while True:
                 try:

@@ -219,6 +219,21 @@ def test_who_follows_a_job_waits_for_a_server_that_is_busy_and_gives_its_end_and
 
 @pytest.mark.cluster
 @needs("kubernetes")
+def test_who_begins_to_follow_a_job_waits_for_a_server_that_is_busy(here):
+    words = ("--detach", "--kubernetes_name", "begin", "program.py", "ok", "begin")
+    handle = here.run(*words, description='{"worker": 1}').stdout.strip()
+    here.cluster.is_busy = True
+    follower = here.start("logs", "-f", handle)
+    message = "tfdist: Kubernetes: the server is currently unable to handle the request; the job may go on meanwhile"
+    assert follower.stdout.readline().startswith(message)
+    here.cluster.is_busy = False
+    output, errors = follower.communicate(timeout=30)
+    assert (follower.returncode, errors) == (0, "")
+    assert "tfdist: there are answers again\n" in output and "worker:0 | got " in output
+
+
+@pytest.mark.cluster
+@needs("kubernetes")
 def test_no_cluster_no_such_context_and_no_such_backup_are_one_line(here):
     for words, more, message in (
         (("--kubernetes_context", "other"), {}, "the kubeconfig has no context 'other'; it has here"),
