@@ -84,7 +84,7 @@ class Pods:
         self._cancelled: set[str] = set()  # By this process: nothing is left by which Kubernetes could tell.
 
     def submit(self, plan: Plan) -> str:
-        """See `Detached`. What was created before an error is deleted."""
+        """See `Detached`. What was created before an error is deleted, and so is what may have been."""
         options = plan.job.options
         server = Server(options.get("kubernetes_context"), options.get("kubernetes_namespace"))
         entries = objects(plan.request, plan.job.environment)
@@ -93,12 +93,21 @@ class Pods:
         before = [entry for entry in entries if entry["kind"] in ("Service", "Secret")]
         after = [entry for entry in entries if entry is not owner and entry not in before]
         created: list[Mapping[str, Any]] = []
+
+        def create(entry: Mapping[str, Any]) -> dict[str, Any]:
+            created.append(entry)
+            try:
+                return server.create(entry)
+            except BaseException as error:
+                is_refused = isinstance(error, BackendError) and not isinstance(error, NoAnswerError)
+                if is_refused or "kubernetes_name" in options:  # With a name of the user's it may be that of another job.
+                    created.pop()
+                raise
+
         try:
             for entry in before:
-                server.create(entry)
-                created.append(entry)
-            stored = server.create(owner)
-            created.append(owner)
+                create(entry)
+            stored = create(owner)
             reference = {
                 "apiVersion": owner["apiVersion"],
                 "kind": owner["kind"],

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from kubernetes_here import kubernetes
+from kubernetes_here import _status, kubernetes
 from support_paths import CHECKOUT
 from tools import needs
 
@@ -268,3 +268,23 @@ def test_what_was_created_before_an_error_is_deleted(here):
     assert sorted(name for name in here.cluster.names() if not name.startswith("pods/")) == [
         name for name in before if name not in ("services/half", "jobs/half-chief")
     ]
+
+
+@pytest.mark.cluster
+@needs("kubernetes")
+def test_what_was_created_without_an_answer_is_deleted_unless_it_may_be_that_of_another_job(here, monkeypatch):
+    create = here.cluster.create
+
+    def loses_its_answer(handler, plural, space, body):
+        if plural != "jobs":
+            return create(handler, plural, space, body)
+        body["metadata"]["uid"] = "1"
+        here.cluster.objects[plural, space, body["metadata"]["name"]] = body
+        return _status(handler, 504, "the request has timed out")
+
+    monkeypatch.setattr(here.cluster, "create", loses_its_answer)
+    got = here.run("--detach", "program.py", "ok", "x")
+    assert (got.returncode, got.stdout) == (2, "") and "timed out" in got.stderr
+    assert here.cluster.names() == []
+    got = here.run("--detach", "--kubernetes_name", "given", "program.py", "ok", "x")
+    assert got.returncode == 2 and here.cluster.names() == ["jobs/given-chief"]
