@@ -207,6 +207,18 @@ def test_a_job_that_cannot_be_started_is_one_line_and_leaves_no_folder(detach, t
     assert list((tmp_path / "state").rglob("job.json")) == []
 
 
+def test_a_parent_that_ignores_the_end_of_its_children_hides_no_error(tfdist, tmp_path):
+    (tmp_path / "program.py").write_text("")
+    code = f"""if True:
+    import os, signal, sys
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    os.execv(sys.executable, [sys.executable, {QUICK!r}, *sys.argv[1:]])
+    """
+    got = tfdist("--tier", "BASIC", "--log_dir", "/proc/self", "--detach", "program.py", command=("-c", code))
+    assert got.returncode == 2 and got.stderr.count("\n") == 1, got.stderr
+    assert "--log_dir: /proc/self cannot be written" in got.stderr
+
+
 def test_a_job_that_waits_for_its_start_can_be_cancelled_and_ctrl_c_leaves_nothing(tfdist, variables, tmp_path):
     (tmp_path / "program.py").write_text("")
     command = [sys.executable, "-c", WAITING, "--tier", "BASIC", "--detach", "program.py"]
