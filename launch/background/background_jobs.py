@@ -134,6 +134,8 @@ def _lines(path: Path, folder: JobFolder, follow: bool) -> Iterator[str]:
                 yield from (line.decode("utf-8", "replace") for line in finished)
             if has_ended:
                 break
+            if not folder.path.is_dir():
+                raise BackendError(f"{folder.path} was removed, and nothing else tells when the job ends")
             time.sleep(POLL_SECONDS)
     if buffered:
         yield buffered.decode("utf-8", "replace")

@@ -157,7 +157,7 @@ def test_following_goes_on_after_a_log_was_cut(tmp_path, monkeypatch):
     monkeypatch.setattr(background_jobs, "POLL_SECONDS", 0.0)
     log, state, got = tmp_path / "log", [State.RUNNING], []
     log.write_text("1\n2\n3\n")
-    folder = SimpleNamespace(status=lambda: JobStatus(state[0]))
+    folder = SimpleNamespace(path=tmp_path, status=lambda: JobStatus(state[0]))
     for line in background_jobs._lines(log, folder, follow=True):
         got.append(line)
         if line == "3":
@@ -165,6 +165,20 @@ def test_following_goes_on_after_a_log_was_cut(tmp_path, monkeypatch):
             log.write_text("4\n")
             state[0] = State.SUCCEEDED
     assert got == ["1", "2", "3", "4"]
+
+
+def test_following_ends_when_the_folder_of_the_job_is_removed(detach, tfdist, tmp_path):
+    handle = detach(COUNTS)
+    wait_until(lambda: "count 5" in tfdist("logs", handle).stdout)
+    (state,) = (tmp_path / "state").rglob("state.json")
+    supervisor = json.loads(state.read_text())["supervisor"]["pid"]
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        following = threads.submit(tfdist, "logs", "-f", handle, timeout=20)
+        time.sleep(1.5)
+        shutil.rmtree(state.parent)
+        got = following.result()
+    os.kill(supervisor, signal.SIGTERM)
+    assert got.returncode == 2 and "count 5" in got.stdout and "was removed, and nothing else tells" in got.stderr
 
 
 def test_a_job_that_fails_says_why_and_its_folder_is_private_and_holds_no_secret(detach, tfdist, tmp_path):
