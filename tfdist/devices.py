@@ -128,7 +128,7 @@ def plan(
         variable: the environment variable that says which GPUs a process sees.
     """
     computing = [task for task in tasks if computes(task, strategy)]
-    shares = {task.name: Share() for task in tasks if task not in computing}
+    shares = {task.name: Share() for task in tasks if not computes(task, strategy)}
     if not gpus:
         return Plan(variable, gpus, shares)
     wanted = [_wanted(task, strategy, per_task) for task in computing]

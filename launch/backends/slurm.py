@@ -176,17 +176,20 @@ class Batch:
 
     def logs(self, job_id: str, task: str | None, follow: bool) -> Iterator[LogLine]:
         """See `Detached`: the output of the launcher in the batch job."""
-        path = Path(_show(job_id)["StdOut"])
+        path: Path | None = None
         position, buffered, outage = 0, b"", Outage()
         while True:
             try:
+                path = path or Path(_show(job_id)["StdOut"])
                 has_ended = not follow or self.status(job_id).state.is_final  # Before the read, which then gets everything.
                 said = outage.answered()
             except NoAnswerError as error:
+                if not follow:
+                    raise
                 has_ended, said = False, outage.without_answer(error)
             if said:
                 yield LogLine("", f"tfdist: {said}")
-            if path.exists():
+            if path is not None and path.exists():
                 with open(path, "rb") as file:
                     file.seek(position)
                     data = file.read()

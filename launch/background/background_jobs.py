@@ -114,7 +114,7 @@ def _lines(path: Path, folder: JobFolder, follow: bool) -> Iterator[str]:
     while True:
         is_over = folder.status().state.is_final  # Before the look, which then finds every log.
         try:
-            file = open(path, "rb")  # noqa: SIM115  closed below
+            file = open(path, "rb", buffering=0)  # noqa: SIM115  closed below
             break
         except FileNotFoundError as error:
             if is_over:
@@ -127,11 +127,15 @@ def _lines(path: Path, folder: JobFolder, follow: bool) -> Iterator[str]:
     with file:
         while True:
             has_ended = not follow or folder.status().state.is_final  # Before the read, which then gets everything.
+            if os.fstat(file.fileno()).st_size < file.tell():  # Who rotates logs has cut it (copytruncate).
+                file.seek(0)
             while data := file.read(_READ_BYTES):
                 *finished, buffered = (buffered + data).split(b"\n")
                 yield from (line.decode("utf-8", "replace") for line in finished)
             if has_ended:
                 break
+            if not folder.path.is_dir():
+                raise BackendError(f"{folder.path} was removed, and nothing else tells when the job ends")
             time.sleep(POLL_SECONDS)
     if buffered:
         yield buffered.decode("utf-8", "replace")

@@ -15,6 +15,7 @@ exit code of the task that failed first, or 128 + N where signal N killed it.
 
 import dataclasses
 import os
+import signal
 import sys
 from typing import Any, NoReturn
 
@@ -99,6 +100,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
         argv: the command line, with the name of the command. Default: that of the process.
     """
     standard_streams.open_closed()
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # As some parents leave it: nobody would hear how a child has ended.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # Tasks print arbitrary characters.
         code = _run(_parse(sys.argv if argv is None else argv))

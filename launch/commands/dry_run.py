@@ -48,11 +48,16 @@ def explain(plan: Plan, from_file: Sequence[tuple[str, str]] = ()) -> None:
     if plan.refusal is not None:
         print(f"note      cannot be started: {plan.refusal}")
     width = max(len(task.name) for task in cluster.tasks)
+    first = cluster.tasks[0]
+    # All but the task is the same for all: thousands of addresses are written once, not for each of thousands of tasks.
+    parts = {name: json.dumps(value) for name, value in cluster.tf_config(first.job, first.index).items()}
     for task in cluster.tasks:
         print(f"\n{task.name:<{width}}  {task.address}{_hardware(task)}")
         if variables := plan.environment.get(task.name):
             print("  " + " ".join(f"{name}={value}" for name, value in variables.items()))
-        print(f"  TF_CONFIG={shlex.quote(json.dumps(cluster.tf_config(task.job, task.index)))}")
+        parts["task"] = json.dumps({"type": task.job, "index": task.index})
+        config = ", ".join(f"{json.dumps(name)}: {text}" for name, text in parts.items())
+        print(f"  TF_CONFIG={shlex.quote(f'{{{config}}}')}")
     if plan.request:
         print(f"\n{plan.request.rstrip()}")
 

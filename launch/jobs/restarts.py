@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from tfdist.cluster import Task
-from tfdist.launch.jobs.events import Exited, Stopped, Unreachable
+from tfdist.launch.jobs.events import Exited, NotStarted, Stopped, Unreachable
+from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
 
 MAX_RESTARTS = 3
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1.0, 60.0
@@ -17,6 +18,9 @@ FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1.0, 60.0
 STEADY_SECONDS = 10.0
 """A task or job that has run for this long is restarted at once, and the delay begins anew: it is for those that fail again and
 again at their start."""
+
+CHIEF_SECONDS = 8.0
+"""Delay, at least, after an end because of the chief. If the chief's program has failed, its process ends meanwhile."""
 
 WINDOW_SECONDS = 600.0
 """A task that has run for this long has all its restarts again."""
@@ -39,6 +43,14 @@ def is_steady(seconds: float, window: float) -> bool:
 def delay_after(quick: int) -> float:
     """Returns the seconds before a restart after so many quick ends, one after the other."""
     return min(FIRST_DELAY_SECONDS * 2 ** (quick - 1), LONGEST_DELAY_SECONDS) if quick else 0.0
+
+
+def may_run_longer(event: Exited) -> bool:
+    """Returns whether a task may run longer next time: one that exits by itself may do it again.
+
+    One that has not reached the chief for `lost_timeout.lost_seconds` may reach it again.
+    """
+    return event.code < 0 or event.code == EXIT_CHIEF_FAILED or isinstance(event, NotStarted)
 
 
 GOES_ON = "the training continues"
@@ -157,7 +169,8 @@ class Restarts:
                     else f"{event.task} ended early: {event.cause}; {goes_on} without it"
                 )
             return
-        each.restart_at = time.monotonic() + delay_after(each.quick)
+        least = CHIEF_SECONDS if event.code == EXIT_CHIEF_FAILED else 0.0
+        each.restart_at = time.monotonic() + max(delay_after(each.quick), least)
         each.cause = event.cause
 
     def _is_out_of_reach(self, event: Exited) -> bool:

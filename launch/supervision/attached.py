@@ -12,6 +12,7 @@ from typing import Any
 from tfdist import strategies
 from tfdist.errors import ClusterError
 from tfdist.launch.backends.interface import Attached, BackendError, Plan, TaskRunner
+from tfdist.launch.backends.local.guard import FOR_THE_PROGRAM
 from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs.ending_signals import ending_signals
 from tfdist.launch.jobs.job import JobFiles
@@ -137,7 +138,8 @@ def _announce(back_end: Attached, plan: Plan, files: JobFiles, backup_dir: str |
 def _signals_raise() -> Iterator[None]:
     """Within the block, a signal that ends the job raises SystemExit, so that what was prepared is undone.
 
-    While tasks run, the supervisor receives the signals instead.
+    A signal for the program does nothing, as before a restart of the job: no task runs that it could reach. While tasks run,
+    the supervisor receives the signals instead.
     """
 
     def end(number: int, frame: object) -> None:
@@ -145,6 +147,9 @@ def _signals_raise() -> Iterator[None]:
 
     wanted = [number for number in ending_signals() if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     previous = {number: signal.signal(number, end) for number in wanted}
+    for number in FOR_THE_PROGRAM:  # With a handler, which what is started here does not inherit.
+        if signal.getsignal(number) == signal.SIG_DFL:
+            previous[number] = signal.signal(number, lambda *_: None)
     try:
         yield
     finally:

@@ -126,7 +126,8 @@ class Scaling:
         self._is_over = False
         for task in self._all[self._now :]:
             self._set_aside(task)
-        _remove(log_dir / REQUEST)
+        if not is_restart:  # Else it waits for its answer.
+            _remove(log_dir / REQUEST)
         self._publish()
 
     def tick(self) -> None:
@@ -146,7 +147,8 @@ class Scaling:
             if task.name not in self.idle:
                 self._set_aside(task)
                 self._tasks.signal([task.name], signal.SIGTERM)
-                self._killed_at[task.name] = now + END_SECONDS
+                if task.name in self._tasks.running:  # Not before its restart: the next process is another one.
+                    self._killed_at[task.name] = now + END_SECONDS
         for name, when in list(self._killed_at.items()):
             if now >= when:
                 del self._killed_at[name]
@@ -156,7 +158,8 @@ class Scaling:
                 self.idle.remove(task.name)
                 self._workers.take_back(task.name)
                 self._board.restarted(task.name, counts=False)
-                self._tasks.start(task)
+                if self._tasks.any_started:  # Else it starts with the others, when the back end is ready.
+                    self._tasks.start(task)
 
     def exited(self, name: str) -> None:
         """Notes that a worker that was asked to leave has ended: that is no failure."""

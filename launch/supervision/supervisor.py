@@ -13,13 +13,13 @@ from typing import Any
 from tfdist.cluster import Cluster, Task
 from tfdist.launch.backends.interface import Attached, TaskRunner
 from tfdist.launch.jobs.ending_signals import ending_signals
-from tfdist.launch.jobs.events import Event, Exited, Listening, Lost, NotStarted, Ready, Stopped
+from tfdist.launch.jobs.events import Event, Exited, Listening, Lost, Ready, Stopped
 from tfdist.launch.jobs.job import Job, JobFiles
 from tfdist.launch.jobs.job_status import JobStatus, State
 from tfdist.launch.jobs.progress import Progress
 from tfdist.launch.jobs.progress import forget as forget_progress
 from tfdist.launch.jobs.progress import read as read_progress
-from tfdist.launch.jobs.restarts import STOPPED_SECONDS, Restarts
+from tfdist.launch.jobs.restarts import STOPPED_SECONDS, Restarts, may_run_longer
 from tfdist.launch.jobs.running_time import RunningTime
 from tfdist.launch.jobs.settings import Settings
 from tfdist.launch.supervision.failure import Failure, FirstFailure, ended_by, is_by_user, left_fit, unless_signaled
@@ -314,16 +314,13 @@ class Supervisor:
         if event.task in self._scaling.idle:
             self._scaling.exited(event.task)
             return
-        if event.task in self._workers.names and self._may_be_restarted(event):
+        # One that never listened may do so again.
+        if event.task in self._workers.names and may_run_longer(event) and not self._startup.is_missing(event.task):
             self._workers.exited(event)
             if self._workers.can_continue:
                 return
         given_up = self._workers.names - set(self._workers.running)
         self._first_failure.exited(event, self._servers - given_up, self._startup.no_task_served)
-
-    def _may_be_restarted(self, event: Exited) -> bool:
-        """Returns whether a worker may run longer next time: one that exits by itself, or never listened, may do it again."""
-        return (event.code < 0 or isinstance(event, NotStarted)) and not self._startup.is_missing(event.task)
 
     def _restarts_exactly(self) -> bool:
         """Returns whether a killed worker restarts the whole job, because that alone is exact: every step is made once."""
@@ -381,10 +378,13 @@ class Supervisor:
         self._loop(lambda: not self._evaluators.running or len(self._signals) > received, EVALUATORS_GRACE_SECONDS)
 
     def _await_exits(self, names: Set[str], limit: float) -> None:
-        """Waits until these tasks have ended, for at most `limit` seconds, or until the launcher receives another signal."""
-        received = len(self._signals)
+        """Waits until these tasks have ended, for at most `limit` seconds, or until another Ctrl-C.
+
+        SIGTERM may come again while the program saves, as from a second `tfdist cancel`.
+        """
+        received = self._signals.count(signal.SIGINT)
         if not self._tasks.running.isdisjoint(names):
-            self._loop(lambda: self._tasks.running.isdisjoint(names) or len(self._signals) > received, limit)
+            self._loop(lambda: self._tasks.running.isdisjoint(names) or self._signals.count(signal.SIGINT) > received, limit)
 
     def _receive_signals(self) -> Callable[[], None]:
         """Collects the signals that end the job or are passed on; returns a function that restores the earlier handlers."""

@@ -91,7 +91,7 @@ class CheckpointEvaluator:
         while True:
             # Read before the checkpoints: the chief reports the end of its call after the last of them.
             status = self._training.look(fit)
-            waiting = self._progress.not_evaluated(self._folder.checkpoints(fit)) if validation else []
+            waiting = self._progress.not_evaluated(self._training.checkpoints(fit)) if validation else []
             self._report_missed(fit, reported)
             if waiting:
                 evaluations.evaluate(waiting[0], self._training.run, self._training.job(fit))

@@ -76,10 +76,12 @@ class _Writer:
             Its number, from 1, and where it stands: see `EvaluationFolder.write_fit`. An earlier run may have begun it.
         """
         self._fits += 1
+        self._or_warn(self._is_wanted)  # From now on the job is known.
         earlier = self._folder.fit(self._fits) or {}
         if earlier.get("job") != self._job:
-            earlier = {}
+            earlier = {"later_than": max((each.written_ns for each in self._folder.checkpoints(self._fits)), default=0)}
         state = {"first": None, "last": None, "ended": False, "not_written": earlier.get("not_written", [])}
+        state |= {"later_than": earlier.get("later_than", 0)}
         state |= {"reason": earlier.get("reason"), "since": earlier.get("since") or earlier.get("first")}
         self.write_fit(self._fits, state)
         return self._fits, state
@@ -150,7 +152,7 @@ class _Writer:
     def _write_training(self, status: str) -> None:
         self._folder.write_training({"run": self._run, "job": self._job, "status": status})
 
-    def _or_warn(self, write: Callable[[], None]) -> str | None:
+    def _or_warn(self, write: Callable[[], object]) -> str | None:
         try:
             write()
         except Exception as error:

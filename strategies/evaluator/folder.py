@@ -142,9 +142,10 @@ class EvaluationFolder:
         Args:
             fit: the number of the call, from 1.
             content: a dict of `job`, `run`, `ended`, `first` and `last` (epochs of the run, None before the first), `since`
-                (the first epoch of earlier runs of the job, or None), `not_written` (the epochs whose checkpoints could not be
-                written), and `reason` (the last cause); at the end `final_not_written`, why the final weights could not be
-                written, or None.
+                (the first epoch of earlier runs of the job, or None), `later_than` (the time of the last checkpoint of an
+                earlier job in its folder, in nanoseconds), `not_written` (the epochs whose checkpoints could not be written),
+                and `reason` (the last cause); at the end `final_not_written`, why the final weights could not be written, or
+                None.
         """
         write_json(self._fit(fit) / "fit.json", content)
 

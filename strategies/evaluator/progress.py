@@ -135,6 +135,14 @@ class Training:
         job: str | None = (self._folder.fit(fit) or {}).get("job")
         return job
 
+    def checkpoints(self, fit: int) -> list[Checkpoint]:
+        """Returns the checkpoints of a call of `fit` in the present job, in order. There may be some of an earlier job, too."""
+        content, _ = self._folder.training() or ({}, 0)
+        state = self._folder.fit(fit) or {}
+        if state.get("job") is None or state["job"] != content.get("job"):
+            return []
+        return [each for each in self._folder.checkpoints(fit) if each.written_ns > state.get("later_than", 0)]
+
     def history(self, fit: int) -> dict[str, list[Any]]:
         """Returns the training metrics of all epochs of the chief's call of `fit`, by name; none if it raised."""
         history: dict[str, list[Any]] = (self._folder.fit(fit) or {}).get("history", {})
@@ -151,7 +159,7 @@ class Training:
         first, since = state["first"], state.get("since") or state["first"]
         evaluated = self._state.evaluated(fit, state["job"])
         have = {entry["epoch"] for entry in evaluated if entry["run"] == self.run or entry["epoch"] < first}
-        have |= {checkpoint.epoch for checkpoint in self._folder.checkpoints(fit)}
+        have |= {checkpoint.epoch for checkpoint in self.checkpoints(fit)}
         deleted, not_written = "deleted before it could be evaluated", f"the chief could not write it ({state.get('reason')})"
         epochs = (epoch for epoch in range(min(first, since), state["last"] + 1) if epoch not in have)
         return {epoch: not_written if epoch in state.get("not_written", ()) else deleted for epoch in epochs}
@@ -165,15 +173,18 @@ class Training:
             OSError: if the chief could not write the file, or if somebody else has deleted it.
         """
         path, state = self._folder.final(fit), self._folder.fit(fit) or {}
-        if path.exists():
-            return path
         reason = state.get("final_not_written")
-        if reason is None and (not state.get("ended") or self._folder.final(fit + KEEP).exists()):
+        if reason is None and not state.get("ended"):
+            return None  # There may be that of an earlier job.
+        if reason is None and path.exists():
+            return path
+        if reason is None and self._folder.final(fit + KEEP).exists():
             return None
         cause = f"the chief could not write it ({reason})" if reason else "it was deleted"
+        there = "is of an earlier training" if path.exists() else "does not exist"
         usage = shutil.disk_usage(self._folder.base)
         raise OSError(
-            f"fit has no trained weights to return: {path} does not exist, {cause}. The disk of {self._folder.base} has "
+            f"fit has no trained weights to return: {path} {there}, {cause}. The disk of {self._folder.base} has "
             f"{usage.free / 1e9:.2f} of {usage.total / 1e9:.2f} GB free; make room there, or name a folder of another disk "
             f"with --job_dir or {VARIABLE}"
         )

@@ -3,6 +3,8 @@
 A name may have several addresses: of two networks, of IPv4 and IPv6. From here some may be out of reach, and a packet to these
 may vanish. `socket.create_connection` waits for them one after the other, each for the whole time, and reports what it found at
 the last one: a task that answers at its second address would count as cut off, and a dead one as alive for as long.
+
+A name server may give no answer for a while, and tasks go on without it. Then a task is looked for where it was before.
 """
 
 import contextlib
@@ -10,6 +12,7 @@ import errno
 import os
 import selectors
 import socket
+import threading
 from typing import Any
 
 from tfdist.cluster import Task
@@ -17,6 +20,9 @@ from tfdist.strategies.runtime.deadline import Deadline
 
 STAGGER_SECONDS = 0.1
 """How long an address may take before the next one is tried as well (RFC 8305, section 5: at least 100 ms)."""
+
+LOOK_UP_SECONDS = 0.5
+"""How long the name server may take for a name that it has known before."""
 
 LEAST_SECONDS = 0.01
 """How long connecting may take at least, also after the deadline: on this machine that is enough."""
@@ -34,8 +40,7 @@ def connect(task: Task, deadline: Deadline) -> socket.socket:
         OSError: if none accepts before the deadline, or the name has no address.
     """
     assert task.host is not None and task.port is not None
-    found = socket.getaddrinfo(task.host, task.port, type=socket.SOCK_STREAM)
-    left = [(family, address) for family, _, _, _, address in found]
+    left = list(_addresses(task.host, task.port))
     deadline = Deadline.after(max(LEAST_SECONDS, deadline.remaining()))
     errors: list[OSError] = []
     with contextlib.ExitStack() as opened, selectors.DefaultSelector() as selector:
@@ -56,6 +61,42 @@ def connect(task: Task, deadline: Deadline) -> socket.socket:
                 errors.append(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
                 break
     raise next((error for error in errors if isinstance(error, ConnectionRefusedError)), errors[-1])
+
+
+_known: dict[tuple[str, int], list[tuple[int, Any]]] = {}
+"""The addresses of names, as they were found last."""
+
+
+def _addresses(host: str, port: int) -> list[tuple[int, Any]]:
+    """Returns family and address for each address of a name; the last ones if the name server gives no answer.
+
+    Raises:
+        OSError: if the name has none.
+    """
+    before = _known.get((host, port))
+    if before is None or before[0][1][0] == host:  # An address needs no name server.
+        return _look_up(host, port)
+    found: list[list[tuple[int, Any]]] = []
+    errors: list[OSError] = []
+
+    def look_up() -> None:
+        try:
+            found.append(_look_up(host, port))
+        except OSError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=look_up, name="tfdist-names", daemon=True)
+    thread.start()
+    thread.join(LOOK_UP_SECONDS)
+    if errors and errors[0].errno != socket.EAI_AGAIN:
+        raise errors[0]
+    return found[0] if found else before
+
+
+def _look_up(host: str, port: int) -> list[tuple[int, Any]]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    _known[host, port] = [(family, address) for family, _, _, _, address in found]
+    return _known[host, port]
 
 
 def _begin(family: int, address: Any, opened: contextlib.ExitStack, selector: selectors.BaseSelector) -> OSError | None:

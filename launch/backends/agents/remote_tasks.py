@@ -157,7 +157,13 @@ class RemoteTasks:
             self._to_start.setdefault(host, []).append(message)
 
     def signal(self, names: list[str], number: int) -> None:
-        """See `TaskRunner`."""
+        """See `TaskRunner`. A task whose start waits for an agent is not started after a signal that ends it."""
+        if number in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT):
+            for host, starts in self._to_start.items():
+                ended = [message["start"] for message in starts if message["start"] in names]
+                self._to_start[host] = [message for message in starts if message["start"] not in ended]
+                self._running.difference_update(ended)
+                self._events += [Exited(name, -number, time.time()) for name in ended]
         for host, link in self._links.items():
             if mine := [name for name in names if self._host_of[name] == host]:
                 link.say({"signal": int(number), "tasks": mine})

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib.util
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
@@ -83,7 +84,7 @@ class Pods:
         self._cancelled: set[str] = set()  # By this process: nothing is left by which Kubernetes could tell.
 
     def submit(self, plan: Plan) -> str:
-        """See `Detached`. What was created before an error is deleted."""
+        """See `Detached`. What was created before an error is deleted, and so is what may have been."""
         options = plan.job.options
         server = Server(options.get("kubernetes_context"), options.get("kubernetes_namespace"))
         entries = objects(plan.request, plan.job.environment)
@@ -92,12 +93,21 @@ class Pods:
         before = [entry for entry in entries if entry["kind"] in ("Service", "Secret")]
         after = [entry for entry in entries if entry is not owner and entry not in before]
         created: list[Mapping[str, Any]] = []
+
+        def create(entry: Mapping[str, Any]) -> dict[str, Any]:
+            created.append(entry)
+            try:
+                return server.create(entry)
+            except BaseException as error:
+                is_refused = isinstance(error, BackendError) and not isinstance(error, NoAnswerError)
+                if is_refused or "kubernetes_name" in options:  # With a name of the user's it may be that of another job.
+                    created.pop()
+                raise
+
         try:
             for entry in before:
-                server.create(entry)
-                created.append(entry)
-            stored = server.create(owner)
-            created.append(owner)
+                create(entry)
+            stored = create(owner)
             reference = {
                 "apiVersion": owner["apiVersion"],
                 "kind": owner["kind"],
@@ -130,8 +140,17 @@ class Pods:
 
     def logs(self, job_id: str, task: str | None, follow: bool) -> Iterator[LogLine]:
         """See `Detached`. When it follows, it also says what tasks wait for."""
-        found = _Found(job_id)
-        known = names_of_tasks(found.workloads())
+        found, outage = _Found(job_id), Outage()
+        while True:
+            try:
+                known = names_of_tasks(found.workloads())
+                break
+            except NoAnswerError as error:
+                if not follow:
+                    raise
+                if shown := outage.without_answer(error):
+                    yield LogLine("", f"tfdist: {shown}")
+                time.sleep(POLL_SECONDS)
         if task is not None and task not in known:
             raise BackendError(f"this job has no task {task!r}; it has {', '.join(known)}")
         if not follow:
@@ -140,7 +159,7 @@ class Pods:
                     lines = whole_lines(found.server.log(pod["metadata"]["name"], container_of(pod), follow=False))
                     yield from (LogLine(name, line.partition(" ")[2]) for line in lines)
             return
-        streams, said, outage = PodLogs(found.server), "", Outage()
+        streams, said = PodLogs(found.server), ""
         try:
             while True:
                 try:

@@ -30,6 +30,8 @@ class Resources:
         gpus = visible(installed, os.environ)
         self.plan: Plan = plan(self._tasks, strategy, gpus, gpus_per_task, installed.variable)
         self.cores = machine.cores()
+        self._training = sum(each.job != "evaluator" for each in self._tasks)
+        self._computing = sum(computes(each, strategy) for each in self._tasks)
 
     def has(self, task: Task) -> bool:
         """Returns whether `task` runs on this machine."""
@@ -41,8 +43,8 @@ class Resources:
         if task.job == "evaluator":
             found = threads(1, 1)  # It must not slow the training down.
             found["TF_NUM_INTEROP_THREADS"] = "1"
-        elif sum(each.job != "evaluator" for each in self._tasks) > 1:
-            found = threads(self.cores, sum(computes(each, self._strategy) for each in self._tasks))
+        elif self._training > 1:
+            found = threads(self.cores, self._computing)
         else:
             found = {}
         found |= gpus

@@ -17,6 +17,12 @@ from tfdist.rank_info import RankInfo
 _OF_PIPELINE = re.compile(r"^Command # \d+ \(.*\) of pipeline caused error: ", re.DOTALL)
 """What the client library says before the answer of the server: the command with its values."""
 
+_PASSING = ("ReadOnlyError", "OutOfMemoryError", "ClusterDownError", "MasterDownError", "TryAgainError")
+"""Errors of a server that takes entries again later: another one has its place meanwhile, or its memory is full."""
+
+_PASSING_WORDS = ("MISCONF ", "NOREPLICAS ", "BUSY ")
+"""The same, as answers begin that the client library does not know."""
+
 
 class RedisStore:
     """The tables of one run, in the server that `rank_info.store` names."""
@@ -110,7 +116,11 @@ class RedisStore:
             # Also raised by a server that still loads its data.
             raise self._unavailable(cause) from None
         except errors.ResponseError as cause:
-            raise self._refusal(f"answers {self._without_password(cause)}") from None
+            answer = self._without_password(cause)
+            if type(cause).__name__ not in _PASSING and not answer.startswith(_PASSING_WORDS):
+                raise self._refusal(f"answers {answer}") from None
+            self._client.connection_pool.disconnect()  # Its name may lead to another server by then.
+            raise StoreUnavailableError(f"the Redis server at {self._host}:{self._port} answers {answer}") from None
         except errors.RedisError as cause:
             raise self._unavailable(cause) from None
 

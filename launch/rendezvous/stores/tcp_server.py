@@ -24,6 +24,9 @@ from tfdist.launch.rendezvous.stores.tables import FullError, Limits, Tables
 MAX_WARNINGS = 3
 """Most warnings about connections that were refused."""
 
+_EVERY_FAMILY = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+"""Of a socket that listens on all interfaces: others may find the address of a name in IPv4 or in IPv6."""
+
 _BAD_INPUT = (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError, asyncio.TimeoutError)
 
 _log = logging.getLogger("tfdist")
@@ -109,7 +112,7 @@ class TcpServer:
             raise ValueError
         if not is_proof(given["proof"], proof(self._key, "client", mine, theirs)):
             writer.write(b'{"refused": true}\n')
-            self._warn(str(writer.get_extra_info("peername", "?")[0]))
+            self._warn(str(writer.get_extra_info("peername", "?")[0]).removeprefix("::ffff:"))
             return None
         writer.write(json.dumps({"proof": proof(self._key, "server", mine, theirs)}).encode() + b"\n")
         return Seal(self._key, "client", mine, theirs), Seal(self._key, "server", mine, theirs)
@@ -164,20 +167,22 @@ def listening_address(host: str, port: int) -> tuple[socket.AddressFamily, Any, 
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     is_name = not _is_address(host) and host.lower() not in LOOPBACK
     if is_name and ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-        return socket.AF_INET, ("", port), f"{host} is a loopback address on this machine only"
+        return _EVERY_FAMILY, ("", port), f"{host} is a loopback address on this machine only"
     with socket.socket(family) as probe:
         try:
             probe.bind((address[0], 0, *address[2:]))
         except OSError as cause:
             if cause.errno == errno.EADDRNOTAVAIL:
                 # Behind a Kubernetes service, or another address translation, no machine has the address that all use.
-                return family, ("", port), f"{host} is no address of this machine"
+                return _EVERY_FAMILY, ("", port), f"{host} is no address of this machine"
     return family, address, ""
 
 
 def _listen(family: socket.AddressFamily, address: Any) -> socket.socket:
     listener = socket.socket(family)
     try:
+        if family == socket.AF_INET6 and not address[0]:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(socket.SOMAXCONN)

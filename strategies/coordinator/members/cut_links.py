@@ -155,6 +155,7 @@ class _Probe:
         self._waiting: set[tuple[Task, Task]] = set()
         self._begun: float | None = None
         self._when_over: Callable[[], object] = lambda: None
+        self._has_all = False  # Whether all values have arrived.
 
     @property
     def is_over(self) -> bool:
@@ -178,8 +179,10 @@ class _Probe:
         return min(waiting, key=self._links.index, default=None)
 
     def when_over(self, function: Callable[[], object]) -> None:
-        """Calls a function when all values have arrived."""
+        """Calls a function when all values have arrived, or now if they have."""
         self._when_over = function
+        if self._has_all:
+            function()
 
     def _ask(self, worker: Task, task: Task) -> None:
         reached = False
@@ -190,6 +193,7 @@ class _Probe:
         finally:
             self._waiting.discard((worker, task))
             if reached and not self._waiting:
+                self._has_all = True
                 self._when_over()
 
 

@@ -201,8 +201,7 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
                     return False  # Another worker is gone meanwhile.
         with self._worker_up_cond:
             self._waiting -= complete
-            if complete or not self._waiting:
-                self._worker_up_cond.notify_all()
+            self._worker_up_cond.notify_all()  # Each time: a group may have been complete before its thread waited.
             if not self._waiting and self._should_preemption_thread_run:
                 self._cluster_due_for_update_or_finish.clear()
             return not self._waiting

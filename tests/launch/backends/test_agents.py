@@ -332,3 +332,27 @@ def test_a_host_that_cannot_be_connected_to_for_want_of_files_is_a_task_that_can
     assert [(event.task, event.note) for event in tasks.poll(0.0)] == [("worker:0", "[Errno 24] Too many open files")]
     tasks._drop("h2")
     tasks.close()
+
+
+def test_a_task_that_waits_for_the_agent_of_its_host_is_not_started_after_a_signal_that_ends_it(tmp_path):
+    """As a worker that `tfdist scale` has made leave while its host was tried again: nobody would have ended it."""
+    cluster, said = Cluster((Task("worker", 0, "h1", 1), Task("worker", 1, "h1", 2))), []
+    tasks = RemoteTasks(
+        Plan(Job(cluster, choose(cluster), Program(script="x.py"))), JobFiles(tmp_path), lambda host: ["sleep", "60"], "/"
+    )
+    try:
+        for task in cluster.tasks:
+            tasks.start(task, {}, None, False)
+        tasks.signal(["worker:0", "worker:1"], signal.SIGUSR1)
+        assert tasks.poll(0.0) == []
+        tasks.signal(["worker:1"], signal.SIGTERM)
+        assert [(event.task, event.code) for event in tasks.poll(0.0)] == [("worker:1", -signal.SIGTERM)]
+        tasks._links["h1"].say = said.append
+        ports = {"worker:0": 1, "worker:1": 2}
+        hello = {"version": __version__, "address": "", "unknown_hosts": [], "warnings": [], "ports": ports}
+        tasks._handle("h1", {"hello": hello}, b"")
+        tasks._handle("h1", {"ready": True}, b"")
+        assert [message["start"] for message in said if "start" in message] == ["worker:0"]
+    finally:
+        tasks._drop("h1")
+        tasks.close()

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from kubernetes_here import kubernetes
+from kubernetes_here import _status, kubernetes
 from support_paths import CHECKOUT
 from tools import needs
 
@@ -219,6 +219,21 @@ def test_who_follows_a_job_waits_for_a_server_that_is_busy_and_gives_its_end_and
 
 @pytest.mark.cluster
 @needs("kubernetes")
+def test_who_begins_to_follow_a_job_waits_for_a_server_that_is_busy(here):
+    words = ("--detach", "--kubernetes_name", "begin", "program.py", "ok", "begin")
+    handle = here.run(*words, description='{"worker": 1}').stdout.strip()
+    here.cluster.is_busy = True
+    follower = here.start("logs", "-f", handle)
+    message = "tfdist: Kubernetes: the server is currently unable to handle the request; the job may go on meanwhile"
+    assert follower.stdout.readline().startswith(message)
+    here.cluster.is_busy = False
+    output, errors = follower.communicate(timeout=30)
+    assert (follower.returncode, errors) == (0, "")
+    assert "tfdist: there are answers again\n" in output and "worker:0 | got " in output
+
+
+@pytest.mark.cluster
+@needs("kubernetes")
 def test_no_cluster_no_such_context_and_no_such_backup_are_one_line(here):
     for words, more, message in (
         (("--kubernetes_context", "other"), {}, "the kubeconfig has no context 'other'; it has here"),
@@ -253,3 +268,23 @@ def test_what_was_created_before_an_error_is_deleted(here):
     assert sorted(name for name in here.cluster.names() if not name.startswith("pods/")) == [
         name for name in before if name not in ("services/half", "jobs/half-chief")
     ]
+
+
+@pytest.mark.cluster
+@needs("kubernetes")
+def test_what_was_created_without_an_answer_is_deleted_unless_it_may_be_that_of_another_job(here, monkeypatch):
+    create = here.cluster.create
+
+    def loses_its_answer(handler, plural, space, body):
+        if plural != "jobs":
+            return create(handler, plural, space, body)
+        body["metadata"]["uid"] = "1"
+        here.cluster.objects[plural, space, body["metadata"]["name"]] = body
+        return _status(handler, 504, "the request has timed out")
+
+    monkeypatch.setattr(here.cluster, "create", loses_its_answer)
+    got = here.run("--detach", "program.py", "ok", "x")
+    assert (got.returncode, got.stdout) == (2, "") and "timed out" in got.stderr
+    assert here.cluster.names() == []
+    got = here.run("--detach", "--kubernetes_name", "given", "program.py", "ok", "x")
+    assert got.returncode == 2 and here.cluster.names() == ["jobs/given-chief"]

@@ -163,3 +163,40 @@ def test_user_signals_reach_only_the_program_and_ctrl_c_what_it_has_started_too(
     assert job.wait(100) == 130, job.output
     assert "alive False" not in job.output and f"the child ended with {-signal.SIGINT}" in job.output and job.left() == {}
     assert os.path.exists(tmp_path / "child-ready") and not os.path.exists(tmp_path / "child-got")
+
+
+def test_a_signal_for_the_program_that_comes_before_a_restart_of_the_job_ends_nothing(start, script, tmp_path):
+    body = """
+    import sys
+    with open("attempts", "a") as file: file.write("x")
+    sys.exit(3 if os.path.getsize("attempts") < 3 else 0)
+    """
+    job = start(QUICK, "--tier", "BASIC", "--max_restarts", "2", script(body))
+    job.wait_for("started again in 2 s")
+    job.process.send_signal(signal.SIGUSR1)
+    assert job.wait(30) == 0, job.output
+    assert (tmp_path / "attempts").read_text() == "xxx" and job.left() == {}
+
+
+def test_a_program_that_saves_after_sigterm_is_not_disturbed_by_another_one(start, script, tmp_path):
+    """As from a `tfdist cancel` that was given up and begun again."""
+    body = """
+    import signal, sys, time
+    def save(*_):
+        print("saves", flush=True)
+        time.sleep(2)
+        pathlib.Path("saved").write_text(str(os.path.exists("other")))
+        sys.exit(143)
+    signal.signal(signal.SIGTERM, save if me["index"] == 0 else lambda *_: (pathlib.Path("other").touch(), sys.exit(143)))
+    print("ready", me["index"], flush=True)
+    while True: time.sleep(0.1)
+    """
+    job = start(QUICK, "-n", "2", "--grace_period", "20", script(body))
+    job.wait_for("ready 0")
+    job.wait_for("ready 1")
+    job.process.send_signal(signal.SIGTERM)
+    job.wait_for("saves")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait(30) == 143, job.output
+    assert job.output.count("saves") == 1 and (tmp_path / "saved").read_text() == "False"
+    assert (tmp_path / "other").exists() and job.left() == {}

@@ -17,7 +17,7 @@ from waits import wait_until
 from tfdist.choice import choose, prepared
 from tfdist.dialects import read
 from tfdist.launch.backends import slurm
-from tfdist.launch.backends.interface import BackendError
+from tfdist.launch.backends.interface import BackendError, NoAnswerError
 from tfdist.launch.jobs.job import Job, Program
 from tfdist.launch.jobs.job_status import JobStatus, State, TaskStatus
 from tfdist.launch.jobs.progress import Progress
@@ -147,7 +147,8 @@ def test_a_flag_that_is_given_twice_is_two_flags_in_the_script(tmp_path):
 
 def test_who_follows_a_job_waits_for_a_controller_that_gives_no_answer(monkeypatch, tmp_path):
     (tmp_path / "log").write_text("worker:0 | a\n")
-    answers = ["RUNNING", "RUNNING", "slurm_load_jobs error: Unable to contact slurm controller", "RUNNING", "COMPLETED"]
+    error = "slurm_load_jobs error: Unable to contact slurm controller"
+    answers = [error, error, "RUNNING", "RUNNING", error, "RUNNING", "COMPLETED"]
 
     def command(*words):
         answer = answers.pop(0)
@@ -157,9 +158,13 @@ def test_who_follows_a_job_waits_for_a_controller_that_gives_no_answer(monkeypat
 
     monkeypatch.setattr(slurm, "_slurm", command)
     monkeypatch.setattr(slurm, "POLL_SECONDS", 0.0)
-    first, said, again = (line.text for line in slurm.Batch().logs("7", None, follow=True))
-    assert first == "a" and "Unable to contact slurm controller; the job may go on" in said
-    assert again == "tfdist: there are answers again" and not answers
+    lines = [line.text for line in slurm.Batch().logs("7", None, follow=True)]
+    assert lines[2] == "a" and not answers
+    assert all("Unable to contact slurm controller; the job may go on" in lines[number] for number in (0, 3))
+    assert all(lines[number] == "tfdist: there are answers again" for number in (1, 4)) and len(lines) == 5
+    answers.append(error)
+    with pytest.raises(NoAnswerError, match="Unable to contact"):
+        next(slurm.Batch().logs("7", None, follow=False))
     with pytest.raises(BackendError, match="is not installed here"):  # Not something to wait for.
         monkeypatch.undo()
         monkeypatch.setenv("PATH", "")

@@ -12,12 +12,14 @@ import sys
 import textwrap
 import time
 import uuid
+from types import SimpleNamespace
 
 import pytest
 from conftest import MARK, processes_of
 from support_paths import PROGRAMS
 from waits import wait_until
 
+from tfdist.launch.background import background_jobs
 from tfdist.launch.jobs.job_status import JobStatus, State
 from tfdist.launch.supervision.state_file import StateFile
 
@@ -151,6 +153,34 @@ def test_following_a_task_that_has_not_started_waits_for_it(detach, tfdist, tmp_
     assert (got.returncode, got.stdout) == (0, "first\n"), got.stderr
 
 
+def test_following_goes_on_after_a_log_was_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(background_jobs, "POLL_SECONDS", 0.0)
+    log, state, got = tmp_path / "log", [State.RUNNING], []
+    log.write_text("1\n2\n3\n")
+    folder = SimpleNamespace(path=tmp_path, status=lambda: JobStatus(state[0]))
+    for line in background_jobs._lines(log, folder, follow=True):
+        got.append(line)
+        if line == "3":
+            os.truncate(log, 0)  # As `copytruncate` does.
+            log.write_text("4\n")
+            state[0] = State.SUCCEEDED
+    assert got == ["1", "2", "3", "4"]
+
+
+def test_following_ends_when_the_folder_of_the_job_is_removed(detach, tfdist, tmp_path):
+    handle = detach(COUNTS)
+    wait_until(lambda: "count 5" in tfdist("logs", handle).stdout)
+    (state,) = (tmp_path / "state").rglob("state.json")
+    supervisor = json.loads(state.read_text())["supervisor"]["pid"]
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        following = threads.submit(tfdist, "logs", "-f", handle, timeout=20)
+        time.sleep(1.5)
+        shutil.rmtree(state.parent)
+        got = following.result()
+    os.kill(supervisor, signal.SIGTERM)
+    assert got.returncode == 2 and "count 5" in got.stdout and "was removed, and nothing else tells" in got.stderr
+
+
 def test_a_job_that_fails_says_why_and_its_folder_is_private_and_holds_no_secret(detach, tfdist, tmp_path):
     body = "import os, sys\nassert os.environ['KEY'] == sys.argv[2] == 'geheim 7'\nsys.exit(3)"
     handle = detach(body, "--env", "KEY", arguments=("--token", "geheim 7"), KEY="geheim 7")
@@ -189,6 +219,18 @@ def test_a_job_that_cannot_be_started_is_one_line_and_leaves_no_folder(detach, t
         assert (got.returncode, got.stdout, got.stderr.count("\n")) == (2, "", 1), got.stderr
         assert message in got.stderr
     assert list((tmp_path / "state").rglob("job.json")) == []
+
+
+def test_a_parent_that_ignores_the_end_of_its_children_hides_no_error(tfdist, tmp_path):
+    (tmp_path / "program.py").write_text("")
+    code = f"""if True:
+    import os, signal, sys
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    os.execv(sys.executable, [sys.executable, {QUICK!r}, *sys.argv[1:]])
+    """
+    got = tfdist("--tier", "BASIC", "--log_dir", "/proc/self", "--detach", "program.py", command=("-c", code))
+    assert got.returncode == 2 and got.stderr.count("\n") == 1, got.stderr
+    assert "--log_dir: /proc/self cannot be written" in got.stderr
 
 
 def test_a_job_that_waits_for_its_start_can_be_cancelled_and_ctrl_c_leaves_nothing(tfdist, variables, tmp_path):

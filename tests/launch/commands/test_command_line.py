@@ -1,5 +1,7 @@
 """python -m tfdist.launch without a job: dry runs, help, and every kind of bad input."""
 
+import collections
+import json
 import os
 import re
 import subprocess
@@ -7,8 +9,14 @@ import sys
 
 import pytest
 
+from tfdist.choice import choose, prepared
+from tfdist.cluster import Cluster, Task
+from tfdist.dialects import read
+from tfdist.launch.backends.local import backend as local
+from tfdist.launch.backends.local import resources
 from tfdist.launch.command_line import splitting
-from tfdist.launch.commands import cli
+from tfdist.launch.commands import cli, dry_run
+from tfdist.launch.jobs.job import Job, Program
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +45,30 @@ def test_a_dry_run_shows_every_task_with_its_tf_config_and_the_rule(launch):
     assert "parameter_server" in got.stdout and "Downpour" in got.stdout
     assert got.stdout.count("TF_CONFIG='") == 8
     assert "ps:2      localhost:27185  (n1-standard-4)" in got.stdout
+
+
+def test_a_dry_run_of_many_tasks_does_nothing_for_each_pair_of_them(monkeypatch, capsys):
+    cluster = prepared(read({"chief": 1, "worker": 40, "ps": 9, "evaluator": 1}))
+    counts = collections.Counter()
+
+    def counted(function):
+        def call(*arguments):
+            counts[function.__name__] += 1
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(Task, "__eq__", counted(Task.__eq__))
+    monkeypatch.setattr(resources, "computes", counted(resources.computes))
+    monkeypatch.setattr(Cluster, "cluster_spec", counted(Cluster.cluster_spec))
+    plan = local.plan(Job(cluster, choose(cluster), Program("train.py")))
+    dry_run.explain(plan)
+    assert counts["cluster_spec"] == 1 and counts["computes"] <= 51 and counts["__eq__"] <= 51
+    shown = capsys.readouterr().out
+    monkeypatch.undo()
+    assert [json.loads(text) for text in re.findall(r"TF_CONFIG='(.*)'", shown)] == [
+        plan.job.cluster.tf_config(task.job, task.index) for task in plan.job.cluster.tasks
+    ]
 
 
 @pytest.fixture

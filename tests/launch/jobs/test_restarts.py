@@ -9,6 +9,7 @@ from tfdist.cluster import Cluster, Task
 from tfdist.launch.jobs import restarts
 from tfdist.launch.jobs.events import Exited, Stopped, Unreachable
 from tfdist.launch.jobs.job import Job, Program
+from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
 
 NAME = "worker:1"
 KILLED = Exited(NAME, -9, 0.0)
@@ -272,3 +273,15 @@ def test_after_the_job_no_task_is_started_or_killed(watched):
     task.stopped(STOPPED)
     passes(61)
     assert not done.started and not done.killed
+
+
+def test_a_task_that_has_lost_its_chief_is_restarted_when_the_chief_is_seen_to_go_on(watched):
+    task, _, done, passes = watched
+    alone = Exited(NAME, EXIT_CHIEF_FAILED, 0.0)
+    assert restarts.may_run_longer(alone) and not restarts.may_run_longer(Exited(NAME, 1, 0.0))
+    passes(20)
+    task.exited(alone)
+    passes(restarts.CHIEF_SECONDS - 0.3)
+    assert done.started == [] and done.said == []
+    passes(0.6)
+    assert len(done.started) == 1 and f"{NAME} ended early: it exited with 75" in done.said[0]

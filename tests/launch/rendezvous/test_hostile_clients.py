@@ -352,3 +352,17 @@ def test_a_store_that_listens_on_all_interfaces_says_so(monkeypatch, caplog):
             store.put("leaders", "a", "x")
         expected = f"the rendezvous listens on all interfaces, port {port}, because 192.0.2.1 is no address of this machine"
         assert caplog.messages == [expected + hint]
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("where", ["127.0.1.1", "192.0.2.1"])
+def test_a_store_that_listens_on_all_interfaces_is_reached_over_ipv6_too(monkeypatch, where):
+    """The machines that have only IPv6 know another address of the name than this one, which has Debian's /etc/hosts."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (where, 0))]
+    monkeypatch.setattr(tcp_server.socket, "getaddrinfo", lambda *_, **__: found)
+    family, address, why = listening_address("h1", 0)
+    monkeypatch.undo()
+    assert why
+    with contextlib.closing(TcpServer(KEY, (family, address), LIMITS)) as server:
+        for host in ("::1", "127.0.0.1"):
+            Channel((host, server.port), KEY, 5.0).close()

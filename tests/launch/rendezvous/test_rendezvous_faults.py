@@ -13,6 +13,7 @@ from tfdist import ClusterError
 from tfdist.errors import Source
 from tfdist.launch.rendezvous import leader
 from tfdist.launch.rendezvous.meet import meet
+from tfdist.launch.rendezvous.stores.interface import run_key
 from tfdist.launch.rendezvous.stores.redis import RedisStore
 from tfdist.rank_info import RankInfo, Store
 
@@ -142,15 +143,42 @@ def test_no_message_has_a_part_of_the_password(password):
 
 
 @needs_redis
-def test_a_server_that_takes_no_entries_is_an_immediate_error_with_its_answer(start_ranks, redis_server):
-    import redis
-
+@pytest.mark.parametrize(
+    ("refuse", "accept", "answer"),
+    [
+        (("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE"), "You can't write against a read only replica."),
+        (("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "SET", "maxmemory", "0"), "command not allowed when used memory > "),
+        (
+            ("CONFIG", "SET", "min-replicas-to-write", "1"),
+            ("CONFIG", "SET", "min-replicas-to-write", "0"),
+            "NOREPLICAS Not enough good replicas to write.",
+        ),
+    ],
+    ids=["a replica", "its memory is full", "without replicas"],
+)
+def test_a_redis_server_that_takes_no_entries_is_waited_for_and_named_at_the_limit(
+    start_ranks, redis_server, refuse, accept, answer
+):
     server = redis_server()
     server.start()
-    with redis.Redis(port=server.store.port) as client:
-        client.replicaof("127.0.0.1", 1)
+    with server.client() as client:
+        client.execute_command(*refuse)
+        (message,) = messages(start_ranks(server.store, (0, 2), limit=0.6), "StartTimeoutError")
+        assert f"rank 0 gave up after 1 s: the Redis server at 127.0.0.1:{server.store.port} answers {answer}" in message
+        ranks = start_ranks(server.store, (0, 2), (1, 2))
+        time.sleep(0.5)
+        client.execute_command(*accept)
+        met(ranks)
+
+
+@needs_redis
+def test_a_server_that_will_never_take_the_entries_is_an_immediate_error_with_its_answer(start_ranks, redis_server):
+    server = redis_server()
+    server.start()
+    with server.client() as client:
+        client.set(f"tfdist:{run_key(RankInfo(2, 0, Source('test', 't')))}:leaders", "what another program has written")
     (message,) = messages(start_ranks(server.store, (0, 2), limit=30), "ClusterError")
-    said = "answers You can't write against a read only replica."
+    said = "answers WRONGTYPE Operation against a key holding the wrong kind of value"
     assert message.endswith(f"the Redis server at 127.0.0.1:{server.store.port} {said}")
 
 

@@ -69,6 +69,31 @@ def test_what_a_killed_worker_left_behind_cannot_block_the_launcher_and_ends_at_
     assert job.left() == {}
 
 
+def test_a_worker_that_has_not_reached_the_chief_for_long_is_restarted_and_ends_no_job(start, script, tmp_path):
+    (tmp_path / "job.conf").write_text(HOGWILD)
+    launcher = f"""if True:
+    import runpy
+    from tfdist.launch.jobs import restarts
+    restarts.CHIEF_SECONDS = 0.5
+    runpy.run_path({QUICK!r}, run_name="__main__")
+    """
+    body = (
+        SERVES
+        + """
+    if name == "worker-1" and not os.path.exists("left"):
+        time.sleep(1.5)  # Until the launcher has seen that all tasks listen.
+        pathlib.Path("left").touch()
+        os._exit(75)
+    if name == "worker-1": pathlib.Path("back").touch()
+    while not os.path.exists("back"): time.sleep(0.05)
+    """
+    )
+    job = start("-c", launcher, "--cluster", "job.conf", script(body))
+    assert job.wait(60) == 0, job.output
+    assert "worker:1 ended early: it exited with 75; the training continues, and the task is restarted" in job.output
+    assert job.left() == {}
+
+
 def test_what_tasks_left_behind_ends_although_the_fork_server_is_killed(quick):
     job = quick("""
         import subprocess, time

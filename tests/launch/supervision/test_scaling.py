@@ -92,6 +92,7 @@ def scaled(tmp_path, monkeypatch):
     planned = job(scaling.with_room(Cluster(TASKS), 3))
     tasks = SimpleNamespace(
         running={"worker:0"},
+        any_started=True,
         exits={},
         start=lambda task: (done.append(f"start {task.name}"), tasks.running.add(task.name)),
         signal=lambda names, number: done.append(f"{signal.Signals(number).name} {names[0]}"),
@@ -150,6 +151,39 @@ def test_workers_are_started_and_ended_as_asked_for_and_those_that_were_ended_ar
     assert make().idle == {"worker:1", "worker:2"}
     scaling.forget(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_that_joins_before_the_others_are_started_is_started_with_them(scaled, tmp_path):
+    make, tasks, workers, done, passes = scaled
+    tasks.any_started, tasks.running = False, set()
+    each = make()
+    scaling.ask(tmp_path, 3)
+    passes(each, 1)
+    assert each.idle == set() and done == [] and workers.running == ["worker:0", "worker:1", "worker:2"]
+
+
+def test_a_worker_that_left_before_its_restart_and_comes_back_is_not_killed(scaled, tmp_path):
+    make, tasks, workers, done, passes = scaled
+    each = make()
+    scaling.ask(tmp_path, 2)
+    passes(each, 1)
+    tasks.running.remove("worker:1")
+    workers.exited(Exited("worker:1", -signal.SIGKILL, 0.0))
+    for number in (1, 2):
+        scaling.ask(tmp_path, number)
+        passes(each, 1)
+    passes(each, scaling.END_SECONDS)
+    assert [line for line in done if "SIGTERM" not in line] == ["start worker:1", "start worker:1"]
+
+
+def test_a_request_before_the_restart_of_all_tasks_is_heard_after_it(scaled, tmp_path):
+    make, _, _, done, passes = scaled
+    make()
+    scaling.ask(tmp_path, 3)
+    each = make(is_restart=True)
+    assert scaling.is_asked(tmp_path)
+    passes(each, 1)
+    assert done == ["start worker:1", "start worker:2"] and not scaling.is_asked(tmp_path)
 
 
 def test_what_cannot_be_scaled_is_refused_by_name(tmp_path, capsys, monkeypatch):

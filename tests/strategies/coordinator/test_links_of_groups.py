@@ -146,6 +146,23 @@ def test_a_group_whose_call_hangs_over_a_link_is_left_out_before_the_call_fails_
     until(lambda: not cluster.links.groups)
 
 
+def test_a_link_that_is_back_just_when_its_group_is_left_out_keeps_it_out_no_longer(cluster, hanging):
+    cluster.cut = [{WORKERS[2], PS[1]}]
+
+    def comes_back(owner):
+        hanging.set()
+        until(lambda: cluster.links._probes[1].is_over)
+
+    cluster.membership.when_lost = comes_back
+
+    def is_left_out():
+        cluster.links.look(1, seconds=0.2)
+        return cluster.membership.live == {0}
+
+    until(is_left_out)
+    until(lambda: not cluster.links.groups)
+
+
 @pytest.mark.parametrize("why", ["values pass", "it is busy", "ps stopped"])
 def test_a_call_that_takes_long_for_another_reason_goes_on(cluster, hanging, why):
     cluster.cut = [] if why == "values pass" else [{WORKERS[0], PS[0]}]

@@ -138,6 +138,29 @@ def test_the_cluster_is_updated_without_the_workers_that_are_gone(monkeypatch):
     assert handler.updates[1:] == [{"ps": [0], "worker": [0, 1, 2]}] and handler._waiting == set()
 
 
+def test_a_group_that_is_back_before_its_thread_waits_goes_on_although_another_group_stays_away(monkeypatch):
+    handler, back = Handler(monkeypatch, {"a": (0,), "b": (1,)}), threading.Event()
+    handler._waiting, handler.answers = {"a"}, {1, 2}
+    handler._cluster_update_lock = threading.Lock()
+    handler._worker_up_cond = threading.Condition(handler._cluster_update_lock)
+    handler._cluster = SimpleNamespace(
+        _record_and_ignore_transient_ps_failure=lambda error: False, _record_and_ignore_transient_timeouts=lambda error: False
+    )
+
+    def call():
+        with handler.wait_on_failure(lambda error: handler._update(), None, back.set, "b"):  # The other thread was faster.
+            raise tf.errors.InvalidArgumentError(None, None, "Resource input tensor contains an invalid device")
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    for _ in range(100):
+        if back.wait(0.05):
+            break
+        handler._update()
+    assert back.is_set() and handler._waiting == {"a"} and len(handler.updates) == 1
+    thread.join(10)
+
+
 def test_a_group_of_several_tasks_waits_for_all_of_them(monkeypatch):
     handler = Handler(monkeypatch, {"a": (0, 1), "c": (2,)})
     handler._waiting, handler.answers = {"a"}, {0, 2}

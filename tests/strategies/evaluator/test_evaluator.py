@@ -172,7 +172,7 @@ def test_an_evaluator_that_always_fails_does_not_fail_the_training(start, progra
     """
     job = start("-m", "tfdist.launch", "--tier", "BASIC", "--evaluator", "--summary", "s.json", program(body=body))
     assert job.wait(200) == 0, job.output
-    assert "evaluator:0 failed 4 times, most recently because it exited with 1; the training continues without it" in job.output
+    assert "evaluator:0 failed 4 times, most recently because it exited with 1; the training is done without it" in job.output
     assert "evaluator:0 did not finish; its evaluations so far are kept (3 restarts)" in job.output
     assert read_json("s.json")["tasks"][-1]["exit_code"] == 1
     assert job.output.count("AssertionError") == (job.folder / read_json("s.json")["tasks"][-1]["log"]).read_text().count("AssertionError") == 4  # fmt: skip

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.cluster import Task
 from tfdist.strategies.evaluator import checkpoint_evaluator, chief_callback
 from tfdist.strategies.evaluator.folder import EvaluationFolder
+from tfdist.strategies.evaluator.progress import Progress, Training
 
 pytestmark = pytest.mark.slow
 
@@ -104,6 +105,19 @@ def test_a_training_after_one_that_has_finished_begins_anew(tmp_path, ends):
     for weights in ([2.0, 3.0], [5.0, 4.0], [7.0, 6.0]):
         train(tmp_path, ends, weights)
         assert evaluate(tmp_path, ends) == ([weight**2 for weight in weights], min(weights))
+
+
+def test_what_nobody_evaluated_of_a_training_that_has_finished_is_not_taken_for_the_next_one(tmp_path, ends):
+    folder = EvaluationFolder(tmp_path)
+    train(tmp_path, ends, [1.5, 1.2, 1.0])  # Ctrl-C has ended its evaluator.
+    folder.forget_training()
+    state = Progress(tmp_path / "evaluator" / "state.json")
+    assert Training(folder, state, 1.0).checkpoints(1) == [], "the chief of the next one has not begun"
+    train(tmp_path, ends, [3.0, 2.0])
+    assert evaluate(tmp_path, ends) == ([9.0, 4.0], 2.0)
+    train(tmp_path, ends, [2.5, 2.7], disk_is_full=[1])
+    with pytest.raises(OSError, match=r"final\.weights\.h5 is of an earlier training, the chief could not write it"):
+        evaluate(tmp_path, ends)
 
 
 def test_the_launcher_forgets_the_status_of_a_run_that_failed_but_not_its_job(tmp_path, ends):

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import threading
 import time
 
 import pytest
@@ -62,3 +63,29 @@ def test_a_machine_that_refuses_is_there(task):
     assert reach(task(CLOSED, SILENT), Deadline.after(0.5)) is Reach.CLOSED
     assert reach(task(SILENT), Deadline.after(0.5)) is Reach.SILENT
     assert reach(task(SILENT, SILENT, SERVES), Deadline.after(1.0)) is Reach.MUTE  # It accepts and says nothing.
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_task_is_reached_where_it_was_while_the_name_server_gives_no_answer(task, monkeypatch, hangs):
+    known, answers = task(SERVES), threading.Event()
+    connect(known, Deadline.after(5.0)).close()
+
+    def fails(*_, **__):
+        if hangs:
+            answers.wait(60)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(task_address.socket, "getaddrinfo", fails)
+    begin = time.monotonic()
+    connect(known, Deadline.after(5.0)).close()
+    assert time.monotonic() - begin < 4.0
+    answers.set()
+    with pytest.raises(socket.gaierror, match="Temporary"):
+        connect(Task("worker", 1, "another", 1), Deadline.after(1.0))
+
+    def has_none(*_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(task_address.socket, "getaddrinfo", has_none)
+    with pytest.raises(socket.gaierror, match="not known"):
+        connect(known, Deadline.after(5.0))
