@@ -82,10 +82,10 @@ class ReplicaMetrics:
         return with_metrics(tf.nest.map_structure(self._first, mean_logs), result, own - derived.keys())
 
     def keep(self, rows: Any, assigned: Mapping[int, Any]) -> None:
-        """Gives every replica the mean of what layers keep, after a step without metrics: that of `predict`.
+        """Gives every replica the mean of what layers keep, after a step of several, or of `predict`.
 
         Args:
-            rows: how many examples each replica has, `PerReplica` scalars.
+            rows: how many examples each replica has, or its part of them, `PerReplica` scalars.
             assigned: the variables that the step assigned, by id.
         """
         if state := self._layer_state(assigned):

@@ -217,6 +217,7 @@ class TrainingLoop:
             shares = self._layout.shares(element["examples"])
             graph, before = tf.compat.v1.get_default_graph(), len(tf.compat.v1.get_default_graph().get_operations())
             self._run(element["shards"], shares, small=True, looping=True)
+            self._metrics.keep(per_replica(shares), self._assigned)  # The next step may read it.
             step = [operation for operation in graph.get_operations()[before:] if operation.op_def.is_stateful]
             with tf.control_dependencies(step):  # A read that fails would end a step in the middle of its updates.
                 following = tf.cond(done + 1 < limit, elements.get_next_as_optional, lambda: optional)
