@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks import losses, metric_updates, step_build, update_kernels, variables
 from tfdist.strategies.keras_hooks.build_scope import outside_of_steps, strategy_in_own_loop, strategy_of
 from tfdist.strategies.keras_hooks.interface import hooks_of
-from tfdist.strategies.keras_hooks.replicas import batch_normalization, batch_sums, loss_scaling, replica_context
+from tfdist.strategies.keras_hooks.replicas import batch_normalization, batch_sums, loss_scaling, own_values, replica_context
 from tfdist.strategies.keras_hooks.replicas.overwritten import is_overwritten, with_largest
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
@@ -122,6 +122,7 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
     share = None if id(optimizer) in replica.weighted else replica.share
     if replica.agree is not None:
         replica.agree(f"updates with {optimizer.name}")
+    own_values.take_means(replica, _variables(optimizer, trainable_variables))
     pieces = replica.pieces or pieces_of_all(optimizer, gradients, trainable_variables)
     grads = _sums_of(pieces, lambda flat, same: all_reduce_sum([_weighted(piece, share) for piece in flat], same))
     if replica.share is not None:

@@ -30,6 +30,7 @@ class Replica:
         assigned: the variables that the step assigns, by id.
         reduced: whether gradients have been added up over the replicas.
         postponed: updates that run after compiled code, as (optimizer, gradients, variables); None outside of compiled code.
+        given: what the step assigns by itself, not by an optimizer, as (variable, values), by the id of the variable.
         updated: the ids of the variables that optimizers update.
         summed: what the step does by itself with variables on a ps, by id: "add" to them, "replace" their values.
         graph: the graph of the step; None if the strategy does not say.
@@ -71,6 +72,7 @@ class Replica:
     rows: int | None = None
     examples: Any = None
     assigned: dict[int, Any] = field(default_factory=dict)
+    given: dict[int, tuple[Any, list[Any]]] = field(default_factory=dict)
     reduced: bool = False
     postponed: list[Any] | None = None
     graph: Any = None

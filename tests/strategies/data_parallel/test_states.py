@@ -7,7 +7,12 @@ from support_paths import PROGRAMS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
-CASES = ("averages_that_the_next_step_of_an_execution_reads",)
+CASES = (
+    "averages_that_the_next_step_of_an_execution_reads",
+    "a_trained_weight_that_starts_by_the_first_batch",
+    "the_same_with_several_steps_in_an_execution",
+    "trained_weights_that_a_step_moves_after_the_update",
+)
 
 
 @pytest.fixture(scope="module")

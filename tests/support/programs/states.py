@@ -60,6 +60,65 @@ def averages_that_the_next_step_of_an_execution_reads(scope):
     return trained(scope, lambda: [Centers(trainable=False)], steps_per_execution=4)
 
 
+class StartsByTheBatch(keras.layers.Layer):
+    """Shifts by a trained weight that begins with the mean of the first batch, as ActNorm, and is clipped."""
+
+    def build(self, shape):
+        self.shift = self.add_weight(shape=(shape[-1],), initializer="zeros", name="shift")
+        self.has_begun = self.add_weight(shape=(), initializer="zeros", trainable=False, name="has_begun")
+
+    def call(self, x, training=False):
+        shifted = x - self.shift
+        if training:
+            begin = ops.cast(ops.equal(self.has_begun, 0), x.dtype)
+            self.shift.assign(ops.clip(self.shift, -2, 2) + begin * ops.mean(x, axis=0))
+            self.has_begun.assign(1.0)
+        return shifted
+
+
+@case
+def a_trained_weight_that_starts_by_the_first_batch(scope):
+    return trained(scope, lambda: [StartsByTheBatch()])
+
+
+@case
+def the_same_with_several_steps_in_an_execution(scope):
+    return trained(scope, lambda: [StartsByTheBatch()], steps_per_execution=4)
+
+
+class MovesACode(keras.Model):
+    """Its optimizer trains codes; then the step moves one of them to the batch, and another by the first, and clips the rest."""
+
+    def __init__(self):
+        super().__init__()
+        self.codes = self.add_weight(shape=(3, 4), initializer="ones", name="codes")
+        self.scales = self.add_weight(shape=(4,), initializer="ones", name="scales")
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x * ops.mean(self.codes, axis=0) * self.scales)
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        moved = 0.5 * self.codes[:1] + 0.5 * ops.mean(data[0], axis=0, keepdims=True)
+        self.codes.assign(ops.concatenate([moved, self.codes[1:]], axis=0))
+        self.scales.assign(0.9 * self.scales + 0.01 * self.codes[0])
+        self.dense.kernel.assign(ops.clip(self.dense.kernel, -1, 1))
+        return logs
+
+
+@case
+def trained_weights_that_a_step_moves_after_the_update(scope):
+    results = {}
+    for name, arguments in {"compiled": {}, "eager": {"run_eagerly": True}}.items():
+        with scope():
+            keras.utils.set_random_seed(1)
+            model = MovesACode()
+            model.compile(keras.optimizers.SGD(0.02), "mse", **arguments)
+        results[name] = results_of(model, model.fit(X, Y, batch_size=7, shuffle=False, verbose=0).history["loss"])
+    return results
+
+
 def main():
     scope = tfdist.strategy(Cluster((Task("chief", 0, slots=2),))).scope
     names = sys.argv[1:] or CASES
