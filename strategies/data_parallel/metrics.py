@@ -144,7 +144,7 @@ class ReplicaMetrics:
             for v in (*self._model.variables, *self._not_of_model(assigned))
             if id(v) not in counted
             and id(v) in assigned
-            and v.aggregation == "none"
+            and v.aggregation in ("none", "mean")
             and v.synchronization == "auto"
             and "float" in v.dtype
         ]

@@ -27,6 +27,16 @@ def note(replica: Replica, variable: Any, value: Any) -> None:
         replica.given.setdefault(id(variable), (variable, []))[1].append(value)
 
 
+def mean_to_come(replica: Replica, variable: Any) -> Any:
+    """Returns this replica's part of a variable with `aggregation="mean"`, which the step assigns; None for another variable.
+
+    TensorFlow would assign the mean over the replicas, also of one without examples.
+    """
+    is_mean = (variable.aggregation, variable.synchronization) == ("mean", "auto") and tf.as_dtype(variable.dtype).is_floating
+    is_of_replicas = is_mean and isinstance(variable._value, tf.distribute.DistributedValues)
+    return _local(replica, variable) if is_of_replicas and hasattr(hooks_of(replica.strategy), "layout") else None
+
+
 def take_means(replica: Replica, variables: Any) -> None:
     """Gives variables that an optimizer is about to update the mean of what the replicas have assigned. All have to call it.
 

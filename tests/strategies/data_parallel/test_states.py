@@ -12,6 +12,7 @@ CASES = (
     "a_trained_weight_that_starts_by_the_first_batch",
     "the_same_with_several_steps_in_an_execution",
     "trained_weights_that_a_step_moves_after_the_update",
+    "an_average_with_the_aggregation_mean",
 )
 
 

@@ -119,6 +119,11 @@ def trained_weights_that_a_step_moves_after_the_update(scope):
     return results
 
 
+@case
+def an_average_with_the_aggregation_mean(scope):
+    return trained(scope, lambda: [Centers(trainable=False, aggregation="mean")])
+
+
 def main():
     scope = tfdist.strategy(Cluster((Task("chief", 0, slots=2),))).scope
     names = sys.argv[1:] or CASES
