@@ -109,7 +109,7 @@ class ReplicaMetrics:
         kept = [value if isinstance(value := operand(v), SplitTensor) else v.value for v in state]
         # In float64 the mean of equal values is this value: a count of steps stays what it is, also with shares such as 0.3.
         share = tf.cast(share, tf.float64)
-        weighted = [tf.cast(v, tf.float64) * share for v in (*kept, *flat_logs)]
+        weighted = [_counted(tf.cast(v, tf.float64) * share, share) for v in (*kept, *flat_logs)]
         requests = self._strategy.tfdist_hooks.save_requests
         wish = tf.constant(0.0) if requests is None else requests.own.read_value()
         sent = [*weighted, share] if weighted else []
@@ -159,3 +159,8 @@ class ReplicaMetrics:
             for key, v in assigned.items()
             if key not in known and (has_own or isinstance(v._value, tf.distribute.DistributedValues))
         ]
+
+
+def _counted(value: Any, share: Any) -> Any:
+    """Returns a value times the share of a replica; zeros for one without examples, whose stand-in may give NaN."""
+    return value if isinstance(value, SplitTensor) else tf.where(share > 0, value, tf.zeros_like(value))

@@ -13,6 +13,7 @@ CASES = (
     "the_same_with_several_steps_in_an_execution",
     "trained_weights_that_a_step_moves_after_the_update",
     "an_average_with_the_aggregation_mean",
+    "a_replica_without_examples_and_logarithms",
 )
 
 

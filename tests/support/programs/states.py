@@ -6,6 +6,7 @@ import sys
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import ops
 
 import tfdist
@@ -122,6 +123,23 @@ def trained_weights_that_a_step_moves_after_the_update(scope):
 @case
 def an_average_with_the_aggregation_mean(scope):
     return trained(scope, lambda: [Centers(trainable=False, aggregation="mean")])
+
+
+class Logarithms(keras.layers.Layer):
+    def call(self, x):
+        return ops.log(x)
+
+
+@case
+def a_replica_without_examples_and_logarithms(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), Logarithms(), Centers(trainable=False), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.02), "mse")
+    data = tf.data.Dataset.from_tensor_slices((np.exp(X[:41]), Y[:41])).batch(8)  # The last batch has one example.
+    if scope is not contextlib.nullcontext:
+        data = model.distribute_strategy.experimental_distribute_dataset(data)
+    return results_of(model, model.fit(data, verbose=0).history["loss"])
 
 
 def main():
