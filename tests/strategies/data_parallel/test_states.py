@@ -14,6 +14,7 @@ CASES = (
     "trained_weights_that_a_step_moves_after_the_update",
     "an_average_with_the_aggregation_mean",
     "a_replica_without_examples_and_logarithms",
+    "a_frozen_weight_of_a_normalization",
 )
 
 

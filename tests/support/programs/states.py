@@ -142,6 +142,24 @@ def a_replica_without_examples_and_logarithms(scope):
     return results_of(model, model.fit(data, verbose=0).history["loss"])
 
 
+class Passes(keras.layers.Layer):
+    """Code of the program's own, for which steps are tried out."""
+
+    def call(self, x):
+        return x * 1.0
+
+
+@case
+def a_frozen_weight_of_a_normalization(scope):
+    def layers():
+        normalization = keras.layers.BatchNormalization(synchronized=True)
+        normalization.build((None, 4))
+        normalization.gamma.trainable = False
+        return [Passes(), normalization]
+
+    return trained(scope, layers)
+
+
 def main():
     scope = tfdist.strategy(Cluster((Task("chief", 0, slots=2),))).scope
     names = sys.argv[1:] or CASES
