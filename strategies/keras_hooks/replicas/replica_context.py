@@ -48,6 +48,7 @@ class Replica:
         counted: if the step is only tried out, what it would add to variables of metrics, as (variable, change).
         settled: the ids of those of them that Keras' metrics count rightly on several replicas.
         added: if the step is only tried out, the losses that layers add, as (layer, number).
+        in_full: the added losses that are divided by the share already.
         losses: what layers have added with `add_loss`, by the id of the list of a layer.
         as_means: if the step is only tried out, the ids of layers whose added losses are divided by `examples`.
         reads_replicas: whether the user's code has read how many replicas there are, if the step is only tried out.
@@ -87,6 +88,7 @@ class Replica:
     counted: list[tuple[Any, Any]] = field(default_factory=list)
     settled: set[int] = field(default_factory=set)
     added: list[tuple[Any, Any]] = field(default_factory=list)
+    in_full: list[Any] = field(default_factory=list)
     losses: dict[int, list[Any]] = field(default_factory=dict)
     as_means: frozenset[int] = frozenset()
     reads_replicas: bool = False

@@ -15,6 +15,7 @@ CASES = (
     "an_average_with_the_aggregation_mean",
     "a_replica_without_examples_and_logarithms",
     "a_frozen_weight_of_a_normalization",
+    "added_losses_for_each_example_that_begin_with_zero",
 )
 
 

@@ -160,6 +160,35 @@ def a_frozen_weight_of_a_normalization(scope):
     return trained(scope, layers)
 
 
+class AddsForEachExample(keras.layers.Layer):
+    """Adds a number for each example, with a weight that is 0 at first."""
+
+    def build(self, shape):
+        self.factor = self.add_weight(shape=(), initializer="zeros", trainable=False, name="factor")
+
+    def call(self, x):
+        self.add_loss(self.factor * ops.sum(ops.square(x), axis=-1))
+        return x
+
+
+@case
+def added_losses_for_each_example_that_begin_with_zero(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), AddsForEachExample(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.02), "mse")
+    model.layers[1].factor.assign(0.01)
+    before = model.evaluate(X, Y, batch_size=10, verbose=0)
+    model.layers[1].factor.assign(0.0)
+
+    def raise_factor(epoch, logs):
+        model.layers[1].factor.assign(0.01 * epoch)
+
+    callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=raise_factor)]
+    record = model.fit(X, Y, batch_size=10, epochs=3, shuffle=False, verbose=0, validation_data=(X, Y), callbacks=callbacks)
+    return {"before": before, **record.history, **results_of(model, record.history["loss"])}
+
+
 def main():
     scope = tfdist.strategy(Cluster((Task("chief", 0, slots=2),))).scope
     names = sys.argv[1:] or CASES
