@@ -94,7 +94,7 @@ class TrainingLoop:
             iterator.begin_epoch_if_over()
             if self._check is not None and self._check.is_open:
                 self._check_first_of(iterator)
-            if steps > 1 and self._loops and not self._model.run_eagerly and not iterator.is_peeked:
+            if steps > 1 and self._loops and not self._is_eager and not iterator.is_peeked:
                 try:
                     done, logs = self._call("loop", iterator.element_spec, iterator.elements, steps)
                     if int(done) == 0:
@@ -112,6 +112,11 @@ class TrainingLoop:
         if logs is None:
             raise StopIteration
         return logs
+
+    @property
+    def _is_eager(self) -> bool:
+        """Whether steps run eagerly: by `compile`, or because all functions do (`tf.config.run_functions_eagerly`)."""
+        return bool(self._model.run_eagerly or tf.config.functions_run_eagerly())
 
     def _one_step(self, iterator: Any) -> Any:
         if isinstance(iterator, ShardedIterator):
@@ -153,7 +158,7 @@ class TrainingLoop:
         A model may have optimizers of its own, such as a GAN's two. Mirrored variables cannot be made inside a compiled step,
         and only the step knows which optimizer updates which variables. So it is traced anew after its tracing has told.
         """
-        if self._model.run_eagerly and not self._is_discovered:
+        if self._is_eager and not self._is_discovered:
             self._discover(*arguments)
         while True:
             try:
@@ -190,7 +195,7 @@ class TrainingLoop:
                 "small": lambda element: self._step_on_shards(element, small=True),
                 "distributed": self._step_on_distributed,
             }[kind]
-            if not self._model.run_eagerly:
+            if not self._is_eager:
                 signature = [spec] if kind in ("full", "small") and spec is not None else None
                 if self._trained_layers is not None:
                     body = self._trained_layers.as_at_first()(body)  # type: ignore[type-var]

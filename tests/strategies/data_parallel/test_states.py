@@ -16,6 +16,7 @@ CASES = (
     "a_replica_without_examples_and_logarithms",
     "a_frozen_weight_of_a_normalization",
     "added_losses_for_each_example_that_begin_with_zero",
+    "functions_that_run_eagerly",
 )
 
 

@@ -189,6 +189,21 @@ def added_losses_for_each_example_that_begin_with_zero(scope):
     return {"before": before, **record.history, **results_of(model, record.history["loss"])}
 
 
+@case
+def functions_that_run_eagerly(scope):
+    tf.config.run_functions_eagerly(True)
+    try:
+        with scope():
+            keras.utils.set_random_seed(1)
+            layers = [keras.Input((2,)), keras.layers.Embedding(10, 3), keras.layers.Flatten(), keras.layers.Dense(1)]
+            model = keras.Sequential(layers)
+            model.compile(keras.optimizers.SGD(0.02), "mse", steps_per_execution=3)
+        ids = np.arange(2 * N).reshape(N, 2) % 10
+        return results_of(model, model.fit(ids, Y, batch_size=7, shuffle=False, verbose=0).history["loss"])
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
 def main():
     scope = tfdist.strategy(Cluster((Task("chief", 0, slots=2),))).scope
     names = sys.argv[1:] or CASES
