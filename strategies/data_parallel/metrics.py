@@ -130,7 +130,9 @@ class ReplicaMetrics:
             tf.cast(tf.math.divide_no_nan(total, whole), value.dtype)
             for value, total in zip(flat_logs, sums[len(counted) + len(state) :], strict=True)
         ]
-        return sums[: len(counted)], tf.nest.pack_sequence_as(logs, means) if flat_logs else logs, wish
+        found = iter(means)
+        logs = tf.nest.map_structure(lambda value: None if value is None else next(found), logs)
+        return sums[: len(counted)], logs, wish
 
     def _layer_state(self, assigned: Mapping[int, Any]) -> list[Any]:
         """Returns the variables that steps assign in each replica, such as the moving averages of BatchNormalization.

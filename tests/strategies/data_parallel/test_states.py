@@ -17,6 +17,7 @@ CASES = (
     "a_frozen_weight_of_a_normalization",
     "added_losses_for_each_example_that_begin_with_zero",
     "functions_that_run_eagerly",
+    "a_log_that_is_none",
 )
 
 

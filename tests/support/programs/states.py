@@ -204,6 +204,20 @@ def functions_that_run_eagerly(scope):
         tf.config.run_functions_eagerly(False)
 
 
+class LogsNone(keras.Sequential):
+    def train_step(self, data):
+        return {**super().train_step(data), "absent": None}
+
+
+@case
+def a_log_that_is_none(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = LogsNone([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.02), "mse")
+    return results_of(model, model.fit(X, Y, batch_size=7, shuffle=False, verbose=0).history["loss"])
+
+
 def main():
     scope = tfdist.strategy(Cluster((Task("chief", 0, slots=2),))).scope
     names = sys.argv[1:] or CASES
