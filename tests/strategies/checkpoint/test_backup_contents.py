@@ -1,0 +1,53 @@
+"""What a backup has beside the weights, and what a call that is passed over leaves, as without a restart.
+
+The processes run here one after the other, with an exception in place of the kill.
+"""
+
+import backup_processes
+import keras
+import numpy as np
+import pytest
+from backup_processes import KillAt
+
+pytestmark = pytest.mark.slow
+
+X = np.random.default_rng(1).random((32, 3), "float32")
+Y = X.sum(axis=1, keepdims=True)
+
+
+@pytest.fixture
+def process(tmp_path, monkeypatch):
+    """`process(program, ...)`: runs a function as a new process; returns what it returns, None if it was killed."""
+    yield lambda program, *arguments: backup_processes.run(monkeypatch, tmp_path / "backup", program, *arguments)
+    backup_processes.end()
+
+
+def compiled(loss="mse"):
+    model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(1)], name="net")
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.5), loss)
+    return model
+
+
+def weights_of(model):
+    return [np.asarray(weight, "float32").tolist() for weight in model.get_weights()]
+
+
+class Halves(keras.callbacks.Callback):
+    """Changes the weights at the end of training, as a callback does that sets their average."""
+
+    def on_train_end(self, logs=None):
+        self.model.set_weights([weight / 2 for weight in self.model.get_weights()])
+
+
+def of_two_calls(killed_at):
+    model = compiled()
+    model.fit(X, Y, epochs=2, verbose=0, callbacks=[Halves()])
+    between = weights_of(model)
+    model.fit(X, Y, epochs=3, verbose=0, callbacks=[KillAt(killed_at)])
+    return between, weights_of(model)
+
+
+def test_a_callback_changes_the_weights_of_a_call_that_is_passed_over_once(process):
+    whole = process(of_two_calls, 9)
+    assert process(of_two_calls, 1) is None
+    assert process(of_two_calls, 9) == whole
