@@ -51,3 +51,30 @@ def test_a_callback_changes_the_weights_of_a_call_that_is_passed_over_once(proce
     whole = process(of_two_calls, 9)
     assert process(of_two_calls, 1) is None
     assert process(of_two_calls, 9) == whole
+
+
+class Balanced(keras.losses.Loss):
+    """Divides by the moving average of the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.average = keras.Variable(1.0, trainable=False)
+
+    def call(self, y_true, y_pred):
+        errors = keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+        average = keras.ops.convert_to_tensor(self.average)
+        self.average.assign(0.9 * average + 0.1 * keras.ops.mean(errors))
+        return errors / average
+
+
+def of_own_loss(killed_at):
+    loss = Balanced()
+    model = compiled(loss)
+    model.fit(X, Y, epochs=4, verbose=0, callbacks=[KillAt(killed_at)])
+    return float(loss.average.numpy()), weights_of(model)
+
+
+def test_the_variables_of_a_loss_continue(process):
+    whole = process(of_own_loss, 9)
+    assert process(of_own_loss, 2) is None
+    assert process(of_own_loss, 9) == whole
