@@ -78,3 +78,21 @@ def test_the_variables_of_a_loss_continue(process):
     whole = process(of_own_loss, 9)
     assert process(of_own_loss, 2) is None
     assert process(of_own_loss, 9) == whole
+
+
+def of_best_weights(killed_at, set_dtype):
+    set_dtype("bfloat16")
+    try:
+        model = compiled()
+        best = keras.callbacks.EarlyStopping("loss", mode="max", patience=9, restore_best_weights=True)
+        model.fit(X, Y, epochs=4, verbose=0, callbacks=[best, KillAt(killed_at)])
+        return weights_of(model)
+    finally:
+        set_dtype("float32")
+
+
+@pytest.mark.parametrize("set_dtype", [keras.config.set_dtype_policy, keras.config.set_floatx])
+def test_the_best_weights_and_logs_may_be_bfloat16(process, set_dtype):
+    whole = process(of_best_weights, 9, set_dtype)
+    assert process(of_best_weights, 2, set_dtype) is None
+    assert process(of_best_weights, 9, set_dtype) == whole
