@@ -18,6 +18,7 @@ CASES = (
     "added_losses_for_each_example_that_begin_with_zero",
     "functions_that_run_eagerly",
     "a_log_that_is_none",
+    "a_loss_in_a_layer_of_predictions",
 )
 
 

@@ -218,6 +218,24 @@ def a_log_that_is_none(scope):
     return results_of(model, model.fit(X, Y, batch_size=7, shuffle=False, verbose=0).history["loss"])
 
 
+class Misses(keras.layers.Layer):
+    """Returns how far all inputs are from 1, by a loss of Keras."""
+
+    def __init__(self):
+        super().__init__()
+        self.error = keras.losses.MeanSquaredError()
+
+    def call(self, x):
+        return ops.zeros_like(x) + self.error(ops.ones_like(x), x)
+
+
+@case
+def a_loss_in_a_layer_of_predictions(scope):
+    with scope():
+        model = keras.Sequential([keras.Input((4,)), Misses()])
+    return model.predict(np.zeros((6, 4)), verbose=0).tolist()
+
+
 def main():
     scope = tfdist.strategy(Cluster((Task("chief", 0, slots=2),))).scope
     names = sys.argv[1:] or CASES
