@@ -37,7 +37,9 @@ def _add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> Any:
         return original(layer, loss)
     added_losses.keep_by_replica(layer)
     if replica.recorded is not None:
-        return original(layer, added_losses.tried_out(replica, layer, loss))
+        losses = added_losses.tried_out(replica, layer, loss)
+        replica.in_full += losses if id(layer) in replica.as_means else []
+        return original(layer, losses)
     if added_losses.is_sum(layer):
         losses = added_losses.in_full(replica, loss)
         replica.in_full += losses
@@ -54,10 +56,10 @@ def _add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> Any:
 def _sum_added_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
     """Returns the sum that Keras takes of a loss for each example, so that it counts in full without a trial, too."""
     total, replica = original(model, loss), replica_context.with_share()
-    if replica is None or replica.recorded is not None or any(each is loss for each in replica.in_full):
+    if replica is None or any(each is loss for each in replica.in_full) or not _is_for_each_example(loss, replica.rows):
         return total
-    is_sum = _is_for_each_example(loss, replica.rows)
-    return tf.math.divide_no_nan(total, tf.cast(replica.share, total.dtype)) if is_sum else total
+    part = replica.share if replica.recorded is None else replica.examples  # In a trial it has to look like a mean.
+    return tf.math.divide_no_nan(total, tf.cast(part, total.dtype))
 
 
 def _is_for_each_example(loss: Any, rows: int | None) -> bool:

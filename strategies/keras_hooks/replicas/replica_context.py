@@ -48,7 +48,7 @@ class Replica:
         counted: if the step is only tried out, what it would add to variables of metrics, as (variable, change).
         settled: the ids of those of them that Keras' metrics count rightly on several replicas.
         added: if the step is only tried out, the losses that layers add, as (layer, number).
-        in_full: the added losses that are divided by the share already.
+        in_full: the added losses that are divided by the share already, or by the number of examples in a trial.
         losses: what layers have added with `add_loss`, by the id of the list of a layer.
         as_means: if the step is only tried out, the ids of layers whose added losses are divided by `examples`.
         reads_replicas: whether the user's code has read how many replicas there are, if the step is only tried out.
