@@ -38,6 +38,11 @@ class ReplicaMetrics:
         """Returns the Keras variables that metrics made without `add_variable`: all replicas have one value."""
         return [v for v in self._model.metrics_variables if (v.synchronization, v.aggregation) == ("auto", "none")]
 
+    def _not_listed(self, assigned: Mapping[int, Any]) -> list[Any]:
+        """Returns the assigned variables of metrics that the model does not list: logs may be computed from them, too."""
+        listed = {id(v) for v in self._model.metrics_variables}
+        return [v for key, v in assigned.items() if v.synchronization == "on_read" and key not in listed]
+
     def begin(self) -> Any:
         """Returns the values of `shared_variables` before the steps, `PerReplica`, for `reduce`."""
         shared = self.shared_variables()
@@ -53,7 +58,7 @@ class ReplicaMetrics:
             logs: what the replicas' last steps returned, `PerReplica`.
             assigned: the variables that the steps assigned and that no optimizer updates, by id.
         """
-        metrics, shared = self.variables(), self.shared_variables()
+        metrics, shared = [*self.variables(), *self._not_listed(assigned)], self.shared_variables()
         own: set[str] = set()
         derived: dict[str, LogFunction] = {}
 

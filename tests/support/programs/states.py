@@ -236,6 +236,32 @@ def a_loss_in_a_layer_of_predictions(scope):
     return model.predict(np.zeros((6, 4)), verbose=0).tolist()
 
 
+class ListsNoMetric(keras.Sequential):
+    """It has a metric, and forgets it in a property of its own."""
+
+    @property
+    def metrics(self):
+        return []
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.square(self(x) - y))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+
+@case
+def logs_of_a_metric_that_the_model_does_not_list(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = ListsNoMetric([keras.Input((4,)), keras.layers.Dense(1)])
+        model.tracker = keras.metrics.Mean()
+        model.compile(keras.optimizers.SGD(0.02))
+    return model.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0).history
+
+
 def main():
     scope = tfdist.strategy(Cluster((Task("chief", 0, slots=2),))).scope
     names = sys.argv[1:] or CASES
