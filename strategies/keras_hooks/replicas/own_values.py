@@ -40,6 +40,8 @@ def mean_to_come(replica: Replica, variable: Any) -> Any:
 def take_means(replica: Replica, variables: Any) -> None:
     """Gives variables that an optimizer is about to update the mean of what the replicas have assigned. All have to call it.
 
+    Sharded ones get it at the end of the step.
+
     Args:
         replica: the current replica.
         variables: the Keras variables.
@@ -59,7 +61,8 @@ def take_means(replica: Replica, variables: Any) -> None:
 
 def has_own_value(replica: Replica, key: int) -> bool:
     """Returns whether the step has given this replica a value of its own of a Keras variable, by its id."""
-    return _differs(replica, key, {id(_local(replica, v).handle): k for k, (v, _) in replica.given.items()}, set())
+    keys = {id(handle): k for k, (v, _) in replica.given.items() for handle in _handles(replica, v)}
+    return _differs(replica, key, keys, set())
 
 
 def _differs(replica: Replica, key: int, keys: dict[int, int], seen: set[int]) -> bool:
@@ -79,8 +82,17 @@ def _differs(replica: Replica, key: int, keys: dict[int, int], seen: set[int]) -
         return other is not None and _differs(replica, other, keys, {*seen, key})
 
     # What a step that runs eagerly assigns may depend on anything; in a traced one other values than tensors are constants.
-    values = [each for each in replica.given[key][1] if tf.is_symbolic_tensor(each)]
+    leaves = tf.nest.flatten(replica.given[key][1], expand_composites=True)  # Those of sharded variables have parts.
+    values = [each for each in leaves if tf.is_symbolic_tensor(each)]
     return tf.executing_eagerly() or any(depends_on_batch(each, is_own) for each in values)
+
+
+def _handles(replica: Replica, variable: Any) -> list[Any]:
+    """Returns the handles that the replica reads a variable by: several of a sharded one."""
+    if isinstance(variable._value, tf.distribute.DistributedValues):
+        return [_local(replica, variable).handle]
+    handle = variable._value.handle
+    return list(getattr(handle, "handles", [handle]))
 
 
 def _local(replica: Replica, variable: Any) -> Any:

@@ -5,7 +5,7 @@ import json
 import pytest
 from support_paths import PROGRAMS
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 CASES = (
     "averages_that_the_next_step_of_an_execution_reads",
@@ -26,7 +26,7 @@ CASES = (
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, run_python):
     folder = tmp_path_factory.mktemp("states")
-    assert run_python(folder, str(PROGRAMS / "states.py"), timeout=110) == 0, (folder / "output.txt").read_text()[-5000:]
+    assert run_python(folder, str(PROGRAMS / "states.py"), timeout=280) == 0, (folder / "output.txt").read_text()[-5000:]
     return json.loads((folder / "states.json").read_text())
 
 
