@@ -319,8 +319,8 @@ def _damage(path: str) -> str | None:
 
 def _put(file: Any, name: str, values: list[Any]) -> None:
     for number, value in enumerate(values):
-        file[f"{name}/{number}"] = value
+        strategy_state.put(file, f"{name}/{number}", value)
 
 
 def _get(group: Any) -> list[Any]:
-    return [group[str(number)][()] for number in range(len(group))]
+    return [strategy_state.value_of(group[str(number)]) for number in range(len(group))]

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfdist.strategies.checkpoint.atomic_path import atomic_path
 
@@ -97,4 +98,7 @@ def _plain(value: Any) -> Any:
     """Returns a value for JSON."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    value = value.numpy() if isinstance(value, tf.Tensor) else value  # NumPy takes no tensor of bfloat16.
     return value if value is None else np.asarray(value).tolist()

@@ -37,6 +37,7 @@ class ModelBackup:
         self._restored: tuple[Progress, Arrays] | None = None
         self._rates: list[tuple[Any, Any]] = []  # The learning rates of an epoch that continues in its middle.
         self._end_state: Any = None  # The state of random numbers at the end of a call that is passed over.
+        self._end_path: str | None = None  # The file with the weights at the end of that call.
         self.has_restored_metrics = False
 
     @property
@@ -144,7 +145,7 @@ class ModelBackup:
         arrays: Arrays | None = None
         if (path := self._file.find_end(number, found)) is not None:
             arrays = self._load(model, path)
-            self._end_state = progress_in(path).random_state
+            self._end_path, self._end_state = path, progress_in(path).random_state
         else:
             _log.warning(
                 "the backup has no weights of %s at the end of fit %d, only of the last %d calls: what the program saves and "
@@ -195,7 +196,7 @@ class ModelBackup:
     def end(self, model: Any, history: Any) -> None:
         """Saves the end of a call of `fit`, or takes the end that an earlier process has saved."""
         if self._is_done:
-            self._take_end(history)
+            self._take_end(model, history)
             return
         if self._found is not None:
             _log.warning(
@@ -210,9 +211,11 @@ class ModelBackup:
         self._progress.finished = True
         self._save(model, self._progress.call["epochs"], 0, None)
 
-    def _take_end(self, history: Any) -> None:
+    def _take_end(self, model: Any, history: Any) -> None:
         found, number = self._found, self._progress.fit
         assert found is not None
+        if self._end_path is not None:  # Callbacks may have changed the weights at the end of training, once more.
+            self._load(model, self._end_path)
         self._progress.finished_fits = found.finished_fits[:number]
         history.epoch, history.history, _ = found.finished_fits[number - 1]
         if self._end_state is not None:
@@ -223,7 +226,7 @@ class ModelBackup:
 
     def forget_call(self) -> None:
         """Forgets what belongs to a call of `fit` that is over. Callbacks refer to their model, which nobody may need now."""
-        self._callbacks, self._restored, self._end_state, self._rates = [], None, None, []
+        self._callbacks, self._restored, self._end_state, self._end_path, self._rates = [], None, None, None, []
         self.has_restored_metrics = False
 
     # Saving.

@@ -176,9 +176,10 @@ def set_seeds(model: Any, values: list[Any]) -> None:
 
 
 def own_variables(model: Any) -> list[Any]:
-    """Returns the values of the variables of TensorFlow that are attributes of a model and its layers, as numpy arrays.
+    """Returns the values of the variables that Keras does not save, as numpy arrays.
 
-    Among them are a `tf.Variable` that counts, and the state of a `tf.random.Generator`. Keras saves its own variables only.
+    Those of TensorFlow that are attributes of a model and its layers, such as a `tf.Variable` that counts, and the state of a
+    `tf.random.Generator`; and Keras' variables of losses, such as a moving average.
     """
     return [storable(variable.numpy()) for variable in _own_variables(model)]
 
@@ -197,7 +198,10 @@ def set_own_variables(model: Any, values: list[Any]) -> None:
 
 
 def _own_variables(model: Any) -> list[Any]:
-    found: dict[int, Any] = {}
+    losses = [each for each in tf.nest.flatten(getattr(model, "loss", None)) if isinstance(each, keras.losses.Loss)]
+    found: dict[int, Any] = {
+        id(each): each for loss in losses for each in vars(loss).values() if isinstance(each, keras.Variable)
+    }
     for layer in model._flatten_layers():
         for attribute in vars(layer).values():
             values = attribute.values() if isinstance(attribute, dict) else attribute

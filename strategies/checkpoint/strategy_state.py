@@ -64,12 +64,17 @@ def storable(value: Any) -> Any:
 
 
 def add(file: Any, state: dict[str, Any]) -> None:
-    """Adds the state of a strategy to an open HDF5 file of Keras. Values that `storable` changes have an attribute `dtype`."""
+    """Adds the state of a strategy to an open HDF5 file of Keras."""
     for name, value in state.items():
-        stored = storable(value)
-        dataset = file.create_dataset(f"{NAME}/{name}", data=stored)
-        if stored is not value:
-            dataset.attrs["dtype"] = value.dtype.name
+        put(file, f"{NAME}/{name}", value)
+
+
+def put(file: Any, name: str, value: Any) -> None:
+    """Adds an array to an open HDF5 file. One that `storable` changes has an attribute `dtype`."""
+    stored = storable(value)
+    dataset = file.create_dataset(name, data=stored)
+    if stored is not value:
+        dataset.attrs["dtype"] = value.dtype.name
 
 
 def install() -> None:
@@ -158,14 +163,15 @@ def _read(file: Any) -> dict[str, Any]:
 
     def add(name: str, found: Any) -> None:
         if isinstance(found, h5py.Dataset):
-            state[name] = _value_of(found)
+            state[name] = value_of(found)
 
     if NAME in file:
         file[NAME].visititems(add)
     return state
 
 
-def _value_of(found: Any) -> Any:
+def value_of(found: Any) -> Any:
+    """Returns the array of an HDF5 dataset, in the dtype that `put` got."""
     value = found[()]
     if "dtype" in found.attrs:
         return value.astype(tf.as_dtype(found.attrs["dtype"]).as_numpy_dtype)

@@ -38,6 +38,11 @@ class ReplicaMetrics:
         """Returns the Keras variables that metrics made without `add_variable`: all replicas have one value."""
         return [v for v in self._model.metrics_variables if (v.synchronization, v.aggregation) == ("auto", "none")]
 
+    def _not_listed(self, assigned: Mapping[int, Any]) -> list[Any]:
+        """Returns the assigned variables of metrics that the model does not list: logs may be computed from them, too."""
+        listed = {id(v) for v in self._model.metrics_variables}
+        return [v for key, v in assigned.items() if v.synchronization == "on_read" and key not in listed]
+
     def begin(self) -> Any:
         """Returns the values of `shared_variables` before the steps, `PerReplica`, for `reduce`."""
         shared = self.shared_variables()
@@ -53,7 +58,7 @@ class ReplicaMetrics:
             logs: what the replicas' last steps returned, `PerReplica`.
             assigned: the variables that the steps assigned and that no optimizer updates, by id.
         """
-        metrics, shared = self.variables(), self.shared_variables()
+        metrics, shared = [*self.variables(), *self._not_listed(assigned)], self.shared_variables()
         own: set[str] = set()
         derived: dict[str, LogFunction] = {}
 
@@ -82,10 +87,10 @@ class ReplicaMetrics:
         return with_metrics(tf.nest.map_structure(self._first, mean_logs), result, own - derived.keys())
 
     def keep(self, rows: Any, assigned: Mapping[int, Any]) -> None:
-        """Gives every replica the mean of what layers keep, after a step without metrics: that of `predict`.
+        """Gives every replica the mean of what layers keep, after a step of several, or of `predict`.
 
         Args:
-            rows: how many examples each replica has, `PerReplica` scalars.
+            rows: how many examples each replica has, or its part of them, `PerReplica` scalars.
             assigned: the variables that the step assigned, by id.
         """
         if state := self._layer_state(assigned):
@@ -109,7 +114,7 @@ class ReplicaMetrics:
         kept = [value if isinstance(value := operand(v), SplitTensor) else v.value for v in state]
         # In float64 the mean of equal values is this value: a count of steps stays what it is, also with shares such as 0.3.
         share = tf.cast(share, tf.float64)
-        weighted = [tf.cast(v, tf.float64) * share for v in (*kept, *flat_logs)]
+        weighted = [_counted(tf.cast(v, tf.float64) * share, share) for v in (*kept, *flat_logs)]
         requests = self._strategy.tfdist_hooks.save_requests
         wish = tf.constant(0.0) if requests is None else requests.own.read_value()
         sent = [*weighted, share] if weighted else []
@@ -130,7 +135,9 @@ class ReplicaMetrics:
             tf.cast(tf.math.divide_no_nan(total, whole), value.dtype)
             for value, total in zip(flat_logs, sums[len(counted) + len(state) :], strict=True)
         ]
-        return sums[: len(counted)], tf.nest.pack_sequence_as(logs, means) if flat_logs else logs, wish
+        found = iter(means)
+        logs = tf.nest.map_structure(lambda value: None if value is None else next(found), logs)
+        return sums[: len(counted)], logs, wish
 
     def _layer_state(self, assigned: Mapping[int, Any]) -> list[Any]:
         """Returns the variables that steps assign in each replica, such as the moving averages of BatchNormalization.
@@ -144,7 +151,7 @@ class ReplicaMetrics:
             for v in (*self._model.variables, *self._not_of_model(assigned))
             if id(v) not in counted
             and id(v) in assigned
-            and v.aggregation == "none"
+            and v.aggregation in ("none", "mean")
             and v.synchronization == "auto"
             and "float" in v.dtype
         ]
@@ -159,3 +166,8 @@ class ReplicaMetrics:
             for key, v in assigned.items()
             if key not in known and (has_own or isinstance(v._value, tf.distribute.DistributedValues))
         ]
+
+
+def _counted(value: Any, share: Any) -> Any:
+    """Returns a value times the share of a replica; zeros for one without examples, whose stand-in may give NaN."""
+    return value if isinstance(value, SplitTensor) else tf.where(share > 0, value, tf.zeros_like(value))

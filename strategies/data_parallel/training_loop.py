@@ -23,6 +23,7 @@ from tfdist.strategies.inputs.source import EmptyDatasetError
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.checks.step_trial import are_dense, joined
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimizers
+from tfdist.strategies.keras_hooks.replicas.own_values import has_own_value
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import NotInLoopError, Replica, entered
 from tfdist.strategies.private_api.replica_order import ordered_by_replica
@@ -93,7 +94,7 @@ class TrainingLoop:
             iterator.begin_epoch_if_over()
             if self._check is not None and self._check.is_open:
                 self._check_first_of(iterator)
-            if steps > 1 and self._loops and not self._model.run_eagerly and not iterator.is_peeked:
+            if steps > 1 and self._loops and not self._is_eager and not iterator.is_peeked:
                 try:
                     done, logs = self._call("loop", iterator.element_spec, iterator.elements, steps)
                     if int(done) == 0:
@@ -111,6 +112,11 @@ class TrainingLoop:
         if logs is None:
             raise StopIteration
         return logs
+
+    @property
+    def _is_eager(self) -> bool:
+        """Whether steps run eagerly: by `compile`, or because all functions do (`tf.config.run_functions_eagerly`)."""
+        return bool(self._model.run_eagerly or tf.config.functions_run_eagerly())
 
     def _one_step(self, iterator: Any) -> Any:
         if isinstance(iterator, ShardedIterator):
@@ -152,7 +158,7 @@ class TrainingLoop:
         A model may have optimizers of its own, such as a GAN's two. Mirrored variables cannot be made inside a compiled step,
         and only the step knows which optimizer updates which variables. So it is traced anew after its tracing has told.
         """
-        if self._model.run_eagerly and not self._is_discovered:
+        if self._is_eager and not self._is_discovered:
             self._discover(*arguments)
         while True:
             try:
@@ -189,7 +195,7 @@ class TrainingLoop:
                 "small": lambda element: self._step_on_shards(element, small=True),
                 "distributed": self._step_on_distributed,
             }[kind]
-            if not self._model.run_eagerly:
+            if not self._is_eager:
                 signature = [spec] if kind in ("full", "small") and spec is not None else None
                 if self._trained_layers is not None:
                     body = self._trained_layers.as_at_first()(body)  # type: ignore[type-var]
@@ -217,6 +223,7 @@ class TrainingLoop:
             shares = self._layout.shares(element["examples"])
             graph, before = tf.compat.v1.get_default_graph(), len(tf.compat.v1.get_default_graph().get_operations())
             self._run(element["shards"], shares, small=True, looping=True)
+            self._metrics.keep(per_replica(shares), self._assigned)  # The next step may read it.
             step = [operation for operation in graph.get_operations()[before:] if operation.op_def.is_stateful]
             with tf.control_dependencies(step):  # A read that fails would end a step in the middle of its updates.
                 following = tf.cond(done + 1 < limit, elements.get_next_as_optional, lambda: optional)
@@ -257,6 +264,7 @@ class TrainingLoop:
             share,
             rows_of(shard),
             tf.maximum(examples_of(shard), 1),
+            may_be_empty=small and not looping,
             unbuilt=None if tf.executing_eagerly() else [],
             graph=None if tf.executing_eagerly() else tf.compat.v1.get_default_graph(),
             looping=looping,
@@ -278,7 +286,8 @@ class TrainingLoop:
         if replica.branches:
             own = [self._strategy.experimental_local_results(v.value)[replica.index] for v in self._metrics.variables()]
             check_updates(replica.branches, replica.graph, [variable.handle for variable in own])
-        self._assigned.update({key: v for key, v in replica.assigned.items() if key not in replica.updated})
+        assigned = replica.assigned.items()
+        self._assigned.update({key: v for key, v in assigned if key not in replica.updated or has_own_value(replica, key)})
         return logs
 
 

@@ -54,7 +54,7 @@ def install() -> None:
 
 
 def _unscaled(original: Callable[..., Any], value: Any) -> Any:
-    return original(value) if replica_context.with_share() is None and not _is_own_loop() else value
+    return original(value) if replica_context.current() is None and not _is_own_loop() else value
 
 
 def _is_own_loop() -> bool:
@@ -66,7 +66,7 @@ def _per_example(original: Callable[..., Any], value: Any) -> Any:
     """Returns what Keras adds to the mean that it shows."""
     replica = replica_context.with_share()
     if replica is None:
-        return value if _is_own_loop() else original(value)
+        return value if replica_context.current() is not None or _is_own_loop() else original(value)
     # `_call_compiled` has divided what has a loss for each example; within it nothing is divided yet.
     return value if replica.in_compile_loss or not value.shape.rank else value * tf.cast(replica.share, value.dtype)
 

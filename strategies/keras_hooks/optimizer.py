@@ -7,6 +7,7 @@ update is then the same on every replica. Everywhere else Keras' own code runs.
 """
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks import losses, metric_updates, step_build, update_kernels, variables
 from tfdist.strategies.keras_hooks.build_scope import outside_of_steps, strategy_in_own_loop, strategy_of
 from tfdist.strategies.keras_hooks.interface import hooks_of
-from tfdist.strategies.keras_hooks.replicas import batch_normalization, batch_sums, loss_scaling, replica_context
+from tfdist.strategies.keras_hooks.replicas import batch_normalization, batch_sums, loss_scaling, own_values, replica_context
 from tfdist.strategies.keras_hooks.replicas.overwritten import is_overwritten, with_largest
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
@@ -122,8 +123,10 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
     share = None if id(optimizer) in replica.weighted else replica.share
     if replica.agree is not None:
         replica.agree(f"updates with {optimizer.name}")
+    own_values.take_means(replica, _variables(optimizer, trainable_variables))
     pieces = replica.pieces or pieces_of_all(optimizer, gradients, trainable_variables)
-    grads = _sums_of(pieces, lambda flat, same: all_reduce_sum([_weighted(piece, share) for piece in flat], same))
+    weighted = functools.partial(_weighted, share=share, is_real=replica.share > 0 if replica.may_be_empty else None)
+    grads = _sums_of(pieces, lambda flat, same: all_reduce_sum([weighted(piece) for piece in flat], same))
     if replica.share is not None:
         grads = with_largest(grads, gradients, _variables(optimizer, trainable_variables))
     replica.reduced = True
@@ -333,10 +336,20 @@ def _ids_of_counters(optimizer: Any) -> set[int]:
     return {id(each._iterations) for each in with_inner(optimizer) if hasattr(each, "_iterations")}
 
 
-def _weighted(gradient: Any, share: Any) -> Any:
-    """Returns a gradient of the mean over a replica's examples as its part of the gradient of the mean over the batch."""
-    if gradient is None or share is None:
+def _weighted(gradient: Any, share: Any, is_real: Any = None) -> Any:
+    """Returns a gradient of the mean over a replica's examples as its part of the gradient of the mean over the batch.
+
+    Args:
+        gradient: a tensor, IndexedSlices or None.
+        share: the replica's part of the examples; None if the gradient counts in full already.
+        is_real: whether the replica has examples; None if it surely has.
+    """
+    if gradient is None or (share is None and is_real is None):
         return gradient
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * tf.cast(share, gradient.dtype), gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(share, gradient.dtype)
+        values = _weighted(gradient.values, share, is_real)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    gradient = gradient if share is None else gradient * tf.cast(share, gradient.dtype)
+    if is_real is None or isinstance(gradient, tf.experimental.ExtensionType):  # A sharded one stays in its parts.
+        return gradient
+    return tf.where(is_real, gradient, tf.zeros_like(gradient))

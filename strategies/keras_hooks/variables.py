@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.checks import metric_sums, metric_trial, step_trial
-from tfdist.strategies.keras_hooks.replicas import replica_context
+from tfdist.strategies.keras_hooks.replicas import own_values, replica_context
 from tfdist.strategies.private_api import in_stateless_scope, patches
 
 
@@ -41,4 +41,8 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
         return local.assign(tf.cast(value, local.dtype))
     metric_sums.check(replica, variable, value)
     replica.assigned[id(variable)] = variable
-    return original(variable, metric_trial.counted(replica, variable, value))
+    own_values.note(replica, variable, value)
+    value = metric_trial.counted(replica, variable, value)
+    if (local := own_values.mean_to_come(replica, variable)) is not None:
+        return local.assign(tf.cast(value, local.dtype))
+    return original(variable, value)

@@ -179,6 +179,7 @@ MOMENTS = PatchPoint(keras.layers.BatchNormalization, "_moments", "self, inputs,
 
 # keras_hooks/replicas/batch_sums.py
 ADD_LOSS = PatchPoint(keras.Layer, "add_loss", "self, loss", "Sums over the examples of a replica count in full.")
+SUM_ADDED_LOSS = PatchPoint(TensorFlowTrainer, "_aggregate_additional_loss", "self, loss", "Keras' own sums count in full.")
 
 # keras_hooks/variables.py
 DIRECT_ASSIGN = PatchPoint(

@@ -26,14 +26,16 @@ class Frozen:
 
     def __init__(self, model: Any) -> None:
         self._layers = [layer for layer in _normalizations(model) if layer.trainable]
+        # Keras' setter of a layer would also train weights of it that the program has frozen.
+        self._before = [(each, each.trainable) for layer in self._layers for each in (layer, *layer.variables)]
 
     def __enter__(self) -> None:
         for layer in self._layers:
             layer.trainable = False
 
     def __exit__(self, *_: Any) -> None:
-        for layer in self._layers:
-            layer.trainable = True
+        for each, trainable in self._before:
+            each._trainable = trainable
 
 
 def warn_of_normalization(model: Any, replicas: int) -> None:

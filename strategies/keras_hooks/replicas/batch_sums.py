@@ -29,6 +29,7 @@ _log = logging.getLogger("tfdist")
 def install() -> None:
     """Makes the losses that layers add count for the current replica. Calling it again does nothing."""
     patches.ADD_LOSS.patch(_add_loss)
+    patches.SUM_ADDED_LOSS.patch(_sum_added_loss)
 
 
 def _add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> Any:
@@ -36,9 +37,13 @@ def _add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> Any:
         return original(layer, loss)
     added_losses.keep_by_replica(layer)
     if replica.recorded is not None:
-        return original(layer, added_losses.tried_out(replica, layer, loss))
+        losses = added_losses.tried_out(replica, layer, loss)
+        replica.in_full += losses if id(layer) in replica.as_means else []
+        return original(layer, losses)
     if added_losses.is_sum(layer):
-        return original(layer, added_losses.in_full(replica, loss))
+        losses = added_losses.in_full(replica, loss)
+        replica.in_full += losses
+        return original(layer, losses)
     if _has_sum(loss, replica.rows) and is_first_warning(layer, "adds a sum"):
         _log.warning(
             "the layer %s adds a sum over its batch as a loss. Every replica adds the sum over its own examples, and the mean "
@@ -46,6 +51,36 @@ def _add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> Any:
             layer.name,
         )
     return original(layer, loss)
+
+
+def _sum_added_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
+    """Returns the sum that Keras takes of a loss for each example, so that it counts in full without a trial, too."""
+    total, replica = original(model, loss), replica_context.with_share()
+    if replica is None or any(each is loss for each in replica.in_full) or not _is_for_each_example(loss, replica.rows):
+        return total
+    part = replica.share if replica.recorded is None else replica.examples  # In a trial it has to look like a mean.
+    return tf.math.divide_no_nan(total, tf.cast(part, total.dtype))
+
+
+def _is_for_each_example(loss: Any, rows: int | None) -> bool:
+    """Returns whether a tensor of a function that is traced surely has a row for each example.
+
+    Args:
+        loss: the tensor.
+        rows: the number of examples; None if it is not known while the function is traced.
+    """
+    if not tf.is_symbolic_tensor(loss) or not loss.shape.rank or loss.shape[0] != rows or is_fixed(loss):
+        return False
+    seen, waiting = set(), [loss.op]
+    while waiting:  # Where did its first dimension come from? A number for each class may be as long.
+        operation = waiting.pop()
+        seen.add(operation)
+        if (operation.type in _REDUCES and _removes_first(operation)) or len(seen) > _MOST_OPERATIONS:
+            return False
+        if operation.type not in _REDUCES:
+            alike = (each for each in operation.inputs if each.shape.rank == loss.shape.rank and not is_fixed(each))
+            waiting += {each.op for each in alike} - seen
+    return True
 
 
 def _has_sum(loss: Any, rows: int | None) -> bool:

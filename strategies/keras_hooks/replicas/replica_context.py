@@ -27,9 +27,11 @@ class Replica:
         share: its part of the examples of the whole batch, a float32 scalar; the shares of all replicas add up to 1.
         rows: the number of its examples; None if it is not known while the step is traced.
         examples: the same as a tensor, at least 1; None if the strategy does not say. A trial says it.
+        may_be_empty: whether it may have no examples, and computes zeros in their place, which must not count even as NaN.
         assigned: the variables that the step assigns, by id.
         reduced: whether gradients have been added up over the replicas.
         postponed: updates that run after compiled code, as (optimizer, gradients, variables); None outside of compiled code.
+        given: what the step assigns by itself, not by an optimizer, as (variable, values), by the id of the variable.
         updated: the ids of the variables that optimizers update.
         summed: what the step does by itself with variables on a ps, by id: "add" to them, "replace" their values.
         graph: the graph of the step; None if the strategy does not say.
@@ -46,6 +48,7 @@ class Replica:
         counted: if the step is only tried out, what it would add to variables of metrics, as (variable, change).
         settled: the ids of those of them that Keras' metrics count rightly on several replicas.
         added: if the step is only tried out, the losses that layers add, as (layer, number).
+        in_full: the added losses that are divided by the share already, or by the number of examples in a trial.
         losses: what layers have added with `add_loss`, by the id of the list of a layer.
         as_means: if the step is only tried out, the ids of layers whose added losses are divided by `examples`.
         reads_replicas: whether the user's code has read how many replicas there are, if the step is only tried out.
@@ -70,7 +73,9 @@ class Replica:
     share: Any
     rows: int | None = None
     examples: Any = None
+    may_be_empty: bool = False
     assigned: dict[int, Any] = field(default_factory=dict)
+    given: dict[int, tuple[Any, list[Any]]] = field(default_factory=dict)
     reduced: bool = False
     postponed: list[Any] | None = None
     graph: Any = None
@@ -83,6 +88,7 @@ class Replica:
     counted: list[tuple[Any, Any]] = field(default_factory=list)
     settled: set[int] = field(default_factory=set)
     added: list[tuple[Any, Any]] = field(default_factory=list)
+    in_full: list[Any] = field(default_factory=list)
     losses: dict[int, list[Any]] = field(default_factory=dict)
     as_means: frozenset[int] = frozenset()
     reads_replicas: bool = False

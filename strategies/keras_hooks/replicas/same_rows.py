@@ -5,7 +5,7 @@ one, so those of the replicas have to be added up before. A row that examples lo
 here. A step may look up both in one table: the gradient of the table then has parts of both kinds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -44,7 +44,7 @@ def pieces_of(gradient: Any, table: Any) -> Pieces:
     if not isinstance(gradient, tf.IndexedSlices) or tf.executing_eagerly() or not tf.is_symbolic_tensor(gradient.indices):
         return [(gradient, OF_EXAMPLES)]
     parts = _parts(gradient.indices)
-    are_same = [not _depends_on_batch(part) for part in parts]
+    are_same = [not depends_on_batch(part) for part in parts]
     are_distinct = [_is_from(part, "Unique") for part in parts]
     if not any(are_same + are_distinct):
         return [(gradient, OF_EXAMPLES)]
@@ -100,7 +100,7 @@ def _counts_from_end(select: Any) -> bool:
     is_below, above, rows = (tensor.op for tensor in select.inputs)
     if is_below.type != "Less" or above.type != "AddV2":
         return False
-    return is_below.inputs[0].op is rows and above.inputs[0].op is rows and not _depends_on_batch(above.inputs[1])
+    return is_below.inputs[0].op is rows and above.inputs[0].op is rows and not depends_on_batch(above.inputs[1])
 
 
 def _divided(gradient: tf.IndexedSlices, parts: Sequence[Any]) -> list[tf.IndexedSlices]:
@@ -139,9 +139,14 @@ def _is_from(rows: Any, kind: str) -> bool:
     return bool(rows.op.type == kind and rows.value_index == 0)
 
 
-def _depends_on_batch(rows: Any) -> bool:
-    """Returns whether a tensor may be computed from the arguments of the step, random numbers or the number of examples."""
-    found, seen = [rows], set()
+def depends_on_batch(value: Any, is_own: Callable[[Any], bool] = lambda read: False) -> bool:
+    """Returns whether a tensor may be computed from the arguments of the step, random numbers or the number of examples.
+
+    Args:
+        value: a tensor of the step that is traced.
+        is_own: returns whether an operation reads a variable of which each replica has another value.
+    """
+    found, seen = [value], set()
     while found:
         tensor = found.pop()
         if not tf.is_symbolic_tensor(tensor) or id(tensor) in seen:
@@ -153,6 +158,8 @@ def _depends_on_batch(rows: Any) -> bool:
             if outer is None:
                 return True
             found.append(outer)
+        elif operation.type in _READS and is_own(operation):
+            return True
         elif operation.type in _READS or _is_length(operation):
             continue  # Replicas have the same variables, and sequences of the same length.
         elif operation.type in _SIZES or is_stateful_operation(operation.type) or len(seen) > _MOST_OPERATIONS:

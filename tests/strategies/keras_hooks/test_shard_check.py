@@ -46,6 +46,7 @@ EQUAL = (
     "a_moving_average",
     "an_optimizer_that_centralizes_gradients",
     "connectionist_temporal_losses_that_a_layer_adds",
+    "numbers_for_each_example_and_a_mean_that_a_layer_adds",
     "two_optimizers",
     "losses_of_keras",
     "a_mask",

@@ -119,6 +119,19 @@ def connectionist_temporal_losses_that_a_layer_adds():
 
 
 @case
+def numbers_for_each_example_and_a_mean_that_a_layer_adds():
+    class Adds(layers.Layer):
+        def call(self, x):
+            self.add_loss([ops.sum(ops.square(x), axis=1), ops.mean(ops.square(x))])
+            return x
+
+    name = "numbers_for_each_example_and_a_mean_that_a_layer_adds"
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(5), Adds(), layers.Dense(4)], name=name)
+    model.compile("sgd", "mse")
+    return model
+
+
+@case
 def losses_of_keras():
     """With a sum, a regularizer and half precision."""
 

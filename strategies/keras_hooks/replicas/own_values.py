@@ -1,0 +1,109 @@
+"""Variables that a step assigns by itself although an optimizer updates them too, such as weights that begin by a batch.
+
+What depends on the batch differs between replicas, and would do so for ever. So the replicas take the mean, each with its share
+of the examples, before the update, or at the end of the step if it assigns them after that. What is made of variables only, as
+by clipping weights, is the same everywhere and is not sent.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.keras_hooks.interface import hooks_of
+from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
+from tfdist.strategies.keras_hooks.replicas.same_rows import depends_on_batch
+
+
+def note(replica: Replica, variable: Any, value: Any) -> None:
+    """Notes what a step assigns, if it is not an optimizer that does.
+
+    Args:
+        replica: the current replica.
+        variable: the Keras variable.
+        value: what is assigned.
+    """
+    if not replica.reduced and tf.as_dtype(variable.dtype).is_floating:
+        replica.given.setdefault(id(variable), (variable, []))[1].append(value)
+
+
+def mean_to_come(replica: Replica, variable: Any) -> Any:
+    """Returns this replica's part of a variable with `aggregation="mean"`, which the step assigns; None for another variable.
+
+    TensorFlow would assign the mean over the replicas, also of one without examples.
+    """
+    is_mean = (variable.aggregation, variable.synchronization) == ("mean", "auto") and tf.as_dtype(variable.dtype).is_floating
+    is_of_replicas = is_mean and isinstance(variable._value, tf.distribute.DistributedValues)
+    return _local(replica, variable) if is_of_replicas and hasattr(hooks_of(replica.strategy), "layout") else None
+
+
+def take_means(replica: Replica, variables: Any) -> None:
+    """Gives variables that an optimizer is about to update the mean of what the replicas have assigned. All have to call it.
+
+    Sharded ones get it at the end of the step.
+
+    Args:
+        replica: the current replica.
+        variables: the Keras variables.
+    """
+    if replica.share is None or not hasattr(hooks_of(replica.strategy), "layout"):
+        return
+    own = [v for v in variables if has_own_value(replica, id(v)) and isinstance(v._value, tf.distribute.DistributedValues)]
+    if not own:
+        return
+    local = [_local(replica, variable) for variable in own]
+    share = tf.cast(replica.share, tf.float64)
+    *sums, whole = all_reduce_sum([*(tf.cast(each, tf.float64) * share for each in local), share])
+    for variable, each, total in zip(own, local, sums, strict=True):
+        each.assign(tf.cast(tf.math.divide_no_nan(total, whole), each.dtype))
+        del replica.given[id(variable)]
+
+
+def has_own_value(replica: Replica, key: int) -> bool:
+    """Returns whether the step has given this replica a value of its own of a Keras variable, by its id."""
+    keys = {id(handle): k for k, (v, _) in replica.given.items() for handle in _handles(replica, v)}
+    return _differs(replica, key, keys, set())
+
+
+def _differs(replica: Replica, key: int, keys: dict[int, int], seen: set[int]) -> bool:
+    """Returns whether what is assigned to a variable depends on the batch, or on such a variable.
+
+    Args:
+        replica: the current replica.
+        key: the id of the variable.
+        keys: the ids of the variables that the step assigns, by those of their handles.
+        seen: ids of variables that are being looked at.
+    """
+    if key not in replica.given or key in seen:
+        return False
+
+    def is_own(read: Any) -> bool:
+        other = keys.get(id(_outermost(read.inputs[0]))) if read.inputs else None
+        return other is not None and _differs(replica, other, keys, {*seen, key})
+
+    # What a step that runs eagerly assigns may depend on anything; in a traced one other values than tensors are constants.
+    leaves = tf.nest.flatten(replica.given[key][1], expand_composites=True)  # Those of sharded variables have parts.
+    values = [each for each in leaves if tf.is_symbolic_tensor(each)]
+    return tf.executing_eagerly() or any(depends_on_batch(each, is_own) for each in values)
+
+
+def _handles(replica: Replica, variable: Any) -> list[Any]:
+    """Returns the handles that the replica reads a variable by: several of a sharded one."""
+    if isinstance(variable._value, tf.distribute.DistributedValues):
+        return [_local(replica, variable).handle]
+    handle = variable._value.handle
+    return list(getattr(handle, "handles", [handle]))
+
+
+def _local(replica: Replica, variable: Any) -> Any:
+    return replica.strategy.experimental_local_results(variable._value)[replica.index]
+
+
+def _outermost(tensor: Any) -> Any:
+    """Returns the tensor that a function has captured, of the outermost function that has it; other tensors as they are."""
+    while tf.is_symbolic_tensor(tensor) and tensor.op.type == "Placeholder":
+        captured = {inner.name: outer for outer, inner in getattr(tensor.graph, "captures", ())}
+        if tensor.name not in captured:
+            break
+        tensor = captured[tensor.name]
+    return tensor

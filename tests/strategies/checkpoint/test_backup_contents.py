@@ -1,0 +1,98 @@
+"""What a backup has beside the weights, and what a call that is passed over leaves, as without a restart.
+
+The processes run here one after the other, with an exception in place of the kill.
+"""
+
+import backup_processes
+import keras
+import numpy as np
+import pytest
+from backup_processes import KillAt
+
+pytestmark = pytest.mark.slow
+
+X = np.random.default_rng(1).random((32, 3), "float32")
+Y = X.sum(axis=1, keepdims=True)
+
+
+@pytest.fixture
+def process(tmp_path, monkeypatch):
+    """`process(program, ...)`: runs a function as a new process; returns what it returns, None if it was killed."""
+    yield lambda program, *arguments: backup_processes.run(monkeypatch, tmp_path / "backup", program, *arguments)
+    backup_processes.end()
+
+
+def compiled(loss="mse"):
+    model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(1)], name="net")
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.5), loss)
+    return model
+
+
+def weights_of(model):
+    return [np.asarray(weight, "float32").tolist() for weight in model.get_weights()]
+
+
+class Halves(keras.callbacks.Callback):
+    """Changes the weights at the end of training, as a callback does that sets their average."""
+
+    def on_train_end(self, logs=None):
+        self.model.set_weights([weight / 2 for weight in self.model.get_weights()])
+
+
+def of_two_calls(killed_at):
+    model = compiled()
+    model.fit(X, Y, epochs=2, verbose=0, callbacks=[Halves()])
+    between = weights_of(model)
+    model.fit(X, Y, epochs=3, verbose=0, callbacks=[KillAt(killed_at)])
+    return between, weights_of(model)
+
+
+def test_a_callback_changes_the_weights_of_a_call_that_is_passed_over_once(process):
+    whole = process(of_two_calls, 9)
+    assert process(of_two_calls, 1) is None
+    assert process(of_two_calls, 9) == whole
+
+
+class Balanced(keras.losses.Loss):
+    """Divides by the moving average of the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.average = keras.Variable(1.0, trainable=False)
+
+    def call(self, y_true, y_pred):
+        errors = keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+        average = keras.ops.convert_to_tensor(self.average)
+        self.average.assign(0.9 * average + 0.1 * keras.ops.mean(errors))
+        return errors / average
+
+
+def of_own_loss(killed_at):
+    loss = Balanced()
+    model = compiled(loss)
+    model.fit(X, Y, epochs=4, verbose=0, callbacks=[KillAt(killed_at)])
+    return float(loss.average.numpy()), weights_of(model)
+
+
+def test_the_variables_of_a_loss_continue(process):
+    whole = process(of_own_loss, 9)
+    assert process(of_own_loss, 2) is None
+    assert process(of_own_loss, 9) == whole
+
+
+def of_best_weights(killed_at, set_dtype):
+    set_dtype("bfloat16")
+    try:
+        model = compiled()
+        best = keras.callbacks.EarlyStopping("loss", mode="max", patience=9, restore_best_weights=True)
+        model.fit(X, Y, epochs=4, verbose=0, callbacks=[best, KillAt(killed_at)])
+        return weights_of(model)
+    finally:
+        set_dtype("float32")
+
+
+@pytest.mark.parametrize("set_dtype", [keras.config.set_dtype_policy, keras.config.set_floatx])
+def test_the_best_weights_and_logs_may_be_bfloat16(process, set_dtype):
+    whole = process(of_best_weights, 9, set_dtype)
+    assert process(of_best_weights, 2, set_dtype) is None
+    assert process(of_best_weights, 9, set_dtype) == whole

@@ -1,0 +1,47 @@
+"""What steps keep from one to the next equals one process: averages of layers, weights that a step assigns, frozen weights."""
+
+import json
+
+import pytest
+from support_paths import PROGRAMS
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+CASES = (
+    "averages_that_the_next_step_of_an_execution_reads",
+    "a_trained_weight_that_starts_by_the_first_batch",
+    "the_same_with_several_steps_in_an_execution",
+    "trained_weights_that_a_step_moves_after_the_update",
+    "an_average_with_the_aggregation_mean",
+    "a_replica_without_examples_and_logarithms",
+    "a_frozen_weight_of_a_normalization",
+    "added_losses_for_each_example_that_begin_with_zero",
+    "functions_that_run_eagerly",
+    "a_log_that_is_none",
+    "a_loss_in_a_layer_of_predictions",
+    "logs_of_a_metric_that_the_model_does_not_list",
+)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, run_python):
+    folder = tmp_path_factory.mktemp("states")
+    assert run_python(folder, str(PROGRAMS / "states.py"), timeout=280) == 0, (folder / "output.txt").read_text()[-5000:]
+    return json.loads((folder / "states.json").read_text())
+
+
+def equal(one, ours):
+    if isinstance(one, dict):
+        return one.keys() == ours.keys() and all(equal(one[key], ours[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(ours) and all(map(equal, one, ours))
+    return ours == pytest.approx(one, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_one_process(results, name):
+    assert equal(results[name]["one"], results[name]["ours"]), results[name]
+
+
+def test_every_case_of_the_program_is_looked_at(results):
+    assert results.keys() == {*CASES}
