@@ -69,7 +69,7 @@ class HogwildHooks(CoordinatorHooks):
         """See `KerasHooks`."""
         trainer.check_optimizer(model, self._strategy)
         self._check_model(model)
-        trains = getattr(step, "__name__", "") == "train_step"
+        trains = step == model.train_step  # A decorator may give it another name.
         metric_logs = MetricLogs(model)
         group_step = GroupStep(self._strategy, model, step, metric_logs)
         calls = GroupCalls(self._strategy, model, group_step, trains=trains, stacks_results=True)

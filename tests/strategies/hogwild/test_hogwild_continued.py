@@ -58,5 +58,11 @@ def test_the_schedule_of_a_models_own_optimizer_follows_the_updates_of_all_group
     assert sorted(numbers[64:]) == list(range(128, 192, 2))
 
 
+def test_a_step_with_a_decorator_that_hides_its_name_trains(results):
+    """Else its groups would not synchronize, and its schedule would begin anew with each epoch."""
+    numbers, count = results["decorated"]
+    assert count == 2 * 3 * 32 and min(numbers[64:]) >= 128
+
+
 def test_a_step_that_assigns_the_learning_rate_is_refused(results):
     assert "LearningRateSchedule" in results["assigned_rate"]
