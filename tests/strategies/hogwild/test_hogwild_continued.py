@@ -64,5 +64,11 @@ def test_a_step_with_a_decorator_that_hides_its_name_trains(results):
     assert count == 2 * 3 * 32 and min(numbers[64:]) >= 128
 
 
+def test_the_schedule_of_compile_follows_the_updates_of_steps_that_make_several(results):
+    numbers, count = results["twice"]
+    assert count == 2 * 3 * 32
+    assert sorted(numbers[64:]) == list(range(128, 192, 2))
+
+
 def test_a_step_that_assigns_the_learning_rate_is_refused(results):
     assert "LearningRateSchedule" in results["assigned_rate"]

@@ -271,6 +271,10 @@ def decorated():
     return numbers_of(Decorated)
 
 
+def twice():
+    return numbers_of(Twice)
+
+
 class Assigns(keras.Model):
     """Assigns the learning rate in each step."""
 
@@ -303,7 +307,7 @@ def assigned_rate():
 
 cases = (
     *(frozen, adapted, shared, without_rate, loaded_within_an_epoch, counted_calls, stateful, blocks, own_schedule),
-    *(assigned_rate, decorated),
+    *(assigned_rate, decorated, twice),
 )
 results = {case.__name__: case() for case in cases}
 Path("results.json").write_text(json.dumps(results))
