@@ -230,11 +230,12 @@ class LocalReplicas:
                         self._pulled[owner, block] = self._current(owner, block)
 
     def _take_slots(self, block: ParameterBlock, owner: int, device: str) -> bool:
-        """Gives a replica that was lost the optimizer slots of another. Returns whether it has those that it needs."""
-        if not (slots := slots_of_others.slots_in(block.variables, Kind.OWN)):
+        """Gives a replica that was lost the slots, or counters, of another. Returns whether it has the slots that it needs."""
+        counters = block.variables if block.kind is Kind.COUNTER else ()
+        if not (slots := counters or slots_of_others.slots_in(block.variables, Kind.OWN)):
             return True
         others = [self._strategy.worker_groups[other].devices[0] for other in self.current_owners(block) if other != owner]
-        return slots_of_others.take(slots, device, dict.fromkeys(others))
+        return slots_of_others.take(slots, device, dict.fromkeys(others)) or bool(counters)
 
     def have_pulled(self, block: ParameterBlock) -> list[int]:
         """Returns the groups that have had the parameters of a block, also those that are lost now."""
