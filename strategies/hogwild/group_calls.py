@@ -20,6 +20,7 @@ from tfdist.strategies.coordinator.calls.tracing import tracing_lock
 from tfdist.strategies.coordinator.members.worker_groups import WorkerGroup
 from tfdist.strategies.hogwild.inner_steps import InnerSteps
 from tfdist.strategies.hogwild.replicas import checkpoint_state, nonnegatives
+from tfdist.strategies.hogwild.replicas.block_registry import Use
 from tfdist.strategies.hogwild.replicas.frozen_weights import moved_by_outer_rates, warn_of_frozen
 from tfdist.strategies.hogwild.replicas.momentum_buffers import AVERAGE, buffers_of, turns, why_none
 from tfdist.strategies.hogwild.replicas.step_counters import (
@@ -111,6 +112,7 @@ class GroupCalls:
         self._averaged: list[ParameterBlock] = []  # The others.
         self._assigned: dict[ParameterBlock, None] = {}  # Those with variables that the functions assign.
         self._trained: set[int] = set()  # The variables that are trained, by id.
+        self._use = Use()  # What functions use that were traced, until it is in blocks.
         self._identity = object()
         self._has_begun = False  # Whether the blocks have been this object's to train.
         self._averages_momentum = trains and bool(options.average_momentum)
@@ -185,11 +187,12 @@ class GroupCalls:
         each_turn: list[tuple[int, ...]] = self._turns_of_blocks() if synchronizes else [()]
         without = [()] if synchronizes and self._strategy.shares_replicas else []
         # Locked, because the variables that a function uses are recorded in one place for all models.
-        with tracing_lock, self._replicas.recording_use() as used:
+        with tracing_lock, self._replicas.recording_use(self._use) as used:
             traced = [self._traced(batches, element_spec, (turn, several)) for turn in each_turn + without]
         self._register_weights()  # The first call of a model may have built it.
         self._add_used(list(used.variables.values()))
         self._assigned.update(dict.fromkeys(v.block for v in used.assigned.values() if v.block is not None))
+        self._use = Use()  # Not before: after Ctrl-C here nothing is traced again, so nothing would be recorded.
         outer = moved_by_outer_rates(self._parameters, self._replicas.outer_optimizer)
         warn_of_frozen(self._model, used.assigned.keys() - self._trained, outer)
         first = batches[0]

@@ -65,6 +65,7 @@ class LocalReplicas:
         self.in_flight: Callable[[], int] = lambda: 0
         self.wait_until_idle: Callable[[], None] = lambda: None
         self._registry = BlockRegistry(self._make_block)
+        self._uninitialized: list[ParameterBlock] = []
         self._membership = membership
         self._membership.when_lost = self._forget
         self._functions = SynchronizationFunctions(strategy, self.outer_optimizer)
@@ -90,18 +91,21 @@ class LocalReplicas:
         """See `BlockRegistry.record_use`."""
         self._registry.record_use(variable, assigns)
 
-    def recording_use(self) -> contextlib.AbstractContextManager[Use]:
+    def recording_use(self, use: Use) -> contextlib.AbstractContextManager[Use]:
         """See `BlockRegistry.recording_use`."""
-        return self._registry.recording_use()
+        return self._registry.recording_use(use)
 
     def register(self, variables: Sequence[LocalVariable], kind: Kind | None = None, fragments: int = 1) -> None:
         """Puts variables that are in no block into blocks, and gives their values to the ps. See `BlockRegistry.register`."""
         with interrupts.held():  # A block without values on the ps would never get them.
-            for block in self._registry.register(variables, kind, fragments):
+            self._uninitialized += self._registry.register(variables, kind, fragments)
+            while self._uninitialized:  # Also those of a call that Ctrl-C has ended, because it took long.
+                block = self._uninitialized[0]
                 block.initialize()
                 if block.kind is Kind.SYNCHRONIZED and self.outer_optimizer.in_rounds:
                     self._functions.prepare_rounds(block)
                 checkpoint_state.restore_outer(block)
+                self._uninitialized.pop(0)
 
     def use(self, owner: Any, blocks: Iterable[ParameterBlock]) -> None:
         """Notes that `owner`, a model or an optimizer, uses these blocks. They are kept as long as an owner of them exists."""
