@@ -148,6 +148,11 @@ class OpenEpochs:
         self._were_left |= bool(interrupted)
         return bool(interrupted)
 
+    def add_finished(self) -> None:
+        """Adds the steps that are scheduled to their epochs, once they are done."""
+        for epoch in reversed(self._epochs):
+            epoch.loop._add_finished(epoch)
+
     def _interrupted(self) -> list[_Epoch]:
         return [each for each in reversed(self._epochs) if each.call is not None and calls.is_over(each.call)]
 

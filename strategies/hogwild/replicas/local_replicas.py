@@ -55,6 +55,7 @@ class LocalReplicas:
         pushes_left: how many groups can still push to a round.
         in_flight: returns the number of executions in flight.
         wait_until_idle: waits until no execution is in flight.
+        count_steps: does so, and adds the steps to the counters.
     """
 
     def __init__(self, strategy: Any, membership: Membership) -> None:
@@ -64,6 +65,7 @@ class LocalReplicas:
         self.weights = PushWeights(len(groups), options.weights == "examples")
         self.in_flight: Callable[[], int] = lambda: 0
         self.wait_until_idle: Callable[[], None] = lambda: None
+        self.count_steps: Callable[[], None] = lambda: None
         self._registry = BlockRegistry(self._make_block)
         self._uninitialized: list[ParameterBlock] = []
         self._membership = membership
@@ -341,6 +343,8 @@ class LocalReplicas:
 
     def assigning(self, variable: LocalVariable) -> contextlib.AbstractContextManager[None]:
         """See `ChiefValues.assigning`."""
+        if variable.kind is Kind.COUNTER:
+            self.count_steps()  # Those in flight would be added to the new value, as to that of a file.
         return self._chief.assigning(variable)
 
     def publish(self) -> None:

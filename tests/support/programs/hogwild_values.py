@@ -66,7 +66,10 @@ def scales_of_float8():
 
 
 def assigned_before_a_save():
-    """Returns what a callback has assigned, as a file and the model have it after a save in the same moment."""
+    """Returns what a callback has assigned, as a file and the model have it after a save in the same moment.
+
+    And the updates in the file, as the optimizer has them, and of all groups together.
+    """
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), Gate(), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
@@ -79,7 +82,9 @@ def assigned_before_a_save():
 
     model.fit(np.ones((512, 4)), np.ones((512, 1)), batch_size=8, verbose=0, callbacks=[Assign()])
     with h5py.File("gate.weights.h5") as file:
-        return [float(file["layers/gate/vars/0"][()]), float(model.layers[0].gate.numpy())]
+        own = file["tfdist_training_state/own/optimizer/0"].values()
+        counts = int(file["optimizer/vars/0"][()]), sum(int(each[()]) for each in own)
+        return [float(file["layers/gate/vars/0"][()]), float(model.layers[0].gate.numpy())], counts
 
 
 class OwnOptimizer(keras.Model):
