@@ -37,6 +37,10 @@ def test_a_save_within_an_epoch_counts_the_updates_that_its_weights_have(results
     assert of_optimizer == of_groups
 
 
+def test_parts_of_a_weight_that_a_callback_assigns_reach_the_groups(results):
+    assert results["parts"] == [[1.0, 2.0, 0.0, 5.0, 0.0, 7.0]] * 2
+
+
 def test_a_step_builds_an_optimizer_of_the_models_own(results):
     assert results["built"] == [8, [True, True]]
 
