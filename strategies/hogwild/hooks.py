@@ -63,7 +63,8 @@ class HogwildHooks(CoordinatorHooks):
 
     def batch_source(self, dataset: Any) -> Any:
         """See `KerasHooks`. The chief reads the data, unless worker groups read their own."""
-        return worker_input.of_dataset(dataset) or FedDataset(dataset)
+        data = worker_input.of_dataset(dataset)
+        return FedDataset(dataset) if data is None else data.for_call()
 
     def step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Any]:
         """See `KerasHooks`."""
