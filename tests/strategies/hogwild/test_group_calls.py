@@ -24,7 +24,7 @@ def calls(monkeypatch):
     weights = {name: SimpleNamespace(block=block, is_assigned=False) for name, block in blocks.items()}
     made = object.__new__(group_calls.GroupCalls)
     momentum = blocks["momentum"] = Block(Kind.SYNCHRONIZED)
-    made._strategy = SimpleNamespace()
+    made._strategy, made._assigned = SimpleNamespace(), {}
     made._trains, made._averaged, made._parameters = True, [momentum], [blocks["trained"]]
     made._model = SimpleNamespace(weights=[SimpleNamespace(_value=weight) for weight in weights.values()])
     made._steps = SimpleNamespace(blocks=[blocks["trained"], momentum])
@@ -46,6 +46,14 @@ def test_of_frozen_weights_that_a_step_assigns_groups_take_the_mean(calls):
     assert blocks["average"].rates == AVERAGE
     assert set(made._strategy.synchronized_blocks) == set(made._steps.blocks)  # What the live view counts.
     assert not made._synchronizes_more()
+
+
+def test_of_what_a_step_assigns_beside_weights_groups_take_the_mean_if_another_function_only_reads_it(calls):
+    """As of a `tf.Variable` of a model that `predict` was called for before `fit`."""
+    made, blocks, _ = calls
+    made._assigned = {blocks["frozen"]: None, blocks["own"]: None}
+    assert made._synchronizes_more()
+    assert made._steps.blocks == [blocks["trained"], blocks["momentum"], blocks["frozen"]]
 
 
 @pytest.mark.parametrize("keeps", [True, False])

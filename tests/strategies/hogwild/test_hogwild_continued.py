@@ -70,5 +70,10 @@ def test_the_schedule_of_compile_follows_the_updates_of_steps_that_make_several(
     assert sorted(numbers[64:]) == list(range(128, 192, 2))
 
 
+def test_a_model_trains_after_the_loss_of_another_one_has_used_it(results):
+    how_far, least_variance = results["used_by_a_loss"]
+    assert how_far > 0.0 and least_variance > 0.0
+
+
 def test_a_step_that_assigns_the_learning_rate_is_refused(results):
     assert "LearningRateSchedule" in results["assigned_rate"]

@@ -275,6 +275,24 @@ def twice():
     return numbers_of(Twice)
 
 
+def used_by_a_loss():
+    """Returns how far a model moves that trains after the loss of another model has used it, and its least moving variance."""
+    with strategy.scope():
+        layers = keras.layers.Dense(4), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(1)
+        judge = keras.Sequential([keras.Input((8,)), *layers])
+        judge.compile(keras.optimizers.SGD(0.003), "mse")
+        other = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+        other.compile("sgd", lambda wanted, found: keras.ops.mean((judge(wanted) - judge(found)) ** 2, axis=-1))
+    other.fit(x, x, batch_size=8, verbose=0)
+    before = judge.get_weights()
+    try:
+        fit(judge, epochs=2)
+    except AssertionError as error:
+        return repr(error), None
+    other.fit(x, x, batch_size=8, verbose=0)
+    return moved(before, judge.get_weights()), float(layers[1].moving_variance.numpy().min())
+
+
 class Assigns(keras.Model):
     """Assigns the learning rate in each step."""
 
@@ -307,7 +325,7 @@ def assigned_rate():
 
 cases = (
     *(frozen, adapted, shared, without_rate, loaded_within_an_epoch, counted_calls, stateful, blocks, own_schedule),
-    *(assigned_rate, decorated, twice),
+    *(assigned_rate, decorated, twice, used_by_a_loss),
 )
 results = {case.__name__: case() for case in cases}
 Path("results.json").write_text(json.dumps(results))
