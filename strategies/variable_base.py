@@ -60,7 +60,7 @@ class VariableBase(BaseResourceVariable):
         object_map[self] = tf.Variable(self.value(), trainable=self.trainable, name=self.name.partition(":")[0])
 
 
-_ON_HANDLE = (
+ON_HANDLE = (
     *("scatter_add", "scatter_sub", "scatter_update", "scatter_max", "scatter_min", "scatter_mul", "scatter_div"),
     *("scatter_nd_add", "scatter_nd_sub", "scatter_nd_update", "scatter_nd_max", "scatter_nd_min"),
     *("gather_nd", "count_up_to", "_strided_slice_assign"),
@@ -228,5 +228,5 @@ def _refused(method: str) -> Any:
     return overrides(VariableBase)(refuse) if method.startswith("_") else refuse
 
 
-for _method in _ON_HANDLE:
+for _method in ON_HANDLE:
     setattr(InShards, _method, _refused(_method))

@@ -95,7 +95,14 @@ class CoordinatorHooks(KerasHooks):
         """
         if not isinstance(error, (Exception, KeyboardInterrupt)):
             return
-        seconds = math.inf if isinstance(error, Exception) else INTERRUPTED_SECONDS
+        self._finish_interrupted(math.inf if isinstance(error, Exception) else INTERRUPTED_SECONDS)
+
+    def count_steps(self) -> None:
+        """Waits for the steps in flight, and adds them to the counters of optimizers and to the logs of their epochs."""
+        self._finish_interrupted(math.inf)
+        self._open_epochs.add_finished()
+
+    def _finish_interrupted(self, seconds: float) -> None:
         try:
             self._open_epochs.leave_interrupted(seconds)
         except Exception:

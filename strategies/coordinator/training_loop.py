@@ -134,6 +134,25 @@ class OpenEpochs:
                 epoch.loop.end(epoch)
                 self._were_left = True
 
+    def end_interrupted_of(self, loop: "TrainingLoop", error: Exception | None) -> bool:
+        """Ends the same epochs of one loop; returns whether there were any. Nothing is in flight.
+
+        Args:
+            loop: the loop.
+            error: what a step raised while the strategy waited for it.
+        """
+        interrupted = [each for each in self._interrupted() if each.loop is loop]
+        for epoch in interrupted:
+            epoch.error = epoch.error or error
+            loop.end(epoch)
+        self._were_left |= bool(interrupted)
+        return bool(interrupted)
+
+    def add_finished(self) -> None:
+        """Adds the steps that are scheduled to their epochs, once they are done."""
+        for epoch in reversed(self._epochs):
+            epoch.loop._add_finished(epoch)
+
     def _interrupted(self) -> list[_Epoch]:
         return [each for each in reversed(self._epochs) if each.call is not None and calls.is_over(each.call)]
 
@@ -272,6 +291,8 @@ class TrainingLoop:
             is_asked: whether the metrics of this model start from zero, not those of another one that a callback trains.
         """
         self._steps.reset()
+        if self._open_epochs.end_interrupted_of(self, error):  # No later step counts with its steps.
+            error = None
         epoch = self._open_epochs.of(self)
         if epoch is None:
             self.metric_logs.reset()

@@ -20,6 +20,7 @@ from tfdist.strategies.coordinator.calls.tracing import tracing_lock
 from tfdist.strategies.coordinator.members.worker_groups import WorkerGroup
 from tfdist.strategies.hogwild.inner_steps import InnerSteps
 from tfdist.strategies.hogwild.replicas import checkpoint_state, nonnegatives
+from tfdist.strategies.hogwild.replicas.block_registry import Use
 from tfdist.strategies.hogwild.replicas.frozen_weights import moved_by_outer_rates, warn_of_frozen
 from tfdist.strategies.hogwild.replicas.momentum_buffers import AVERAGE, buffers_of, turns, why_none
 from tfdist.strategies.hogwild.replicas.step_counters import (
@@ -111,6 +112,7 @@ class GroupCalls:
         self._averaged: list[ParameterBlock] = []  # The others.
         self._assigned: dict[ParameterBlock, None] = {}  # Those with variables that the functions assign.
         self._trained: set[int] = set()  # The variables that are trained, by id.
+        self._use = Use()  # What functions use that were traced, until it is in blocks.
         self._identity = object()
         self._has_begun = False  # Whether the blocks have been this object's to train.
         self._averages_momentum = trains and bool(options.average_momentum)
@@ -170,11 +172,11 @@ class GroupCalls:
         return self._functions[key]
 
     def _synchronizes_more(self) -> bool:
-        """Synchronizes frozen weights that the traced step assigns, as a moving average of others; returns whether it does."""
+        """Synchronizes what else the traced step assigns, as a frozen average of others; returns whether there is any."""
         if not self._trains or not self._steps.blocks:
             return False
         weights = [v for weight in self._model.weights for v in local_variables(weight._value) if v.is_assigned]
-        assigned = dict.fromkeys(v.block for v in weights if v.block is not None)
+        assigned = dict.fromkeys(v.block for v in weights if v.block is not None) | self._assigned
         more = [b for b in assigned if b.kind is Kind.SYNCHRONIZED and b not in self._steps.blocks]
         if more:
             self._set_blocks(self._parameters, self._averaged + more)
@@ -185,15 +187,15 @@ class GroupCalls:
         each_turn: list[tuple[int, ...]] = self._turns_of_blocks() if synchronizes else [()]
         without = [()] if synchronizes and self._strategy.shares_replicas else []
         # Locked, because the variables that a function uses are recorded in one place for all models.
-        with tracing_lock, self._replicas.recording_use() as used:
+        with tracing_lock, self._replicas.recording_use(self._use) as used:
             traced = [self._traced(batches, element_spec, (turn, several)) for turn in each_turn + without]
         self._register_weights()  # The first call of a model may have built it.
         self._add_used(list(used.variables.values()))
         self._assigned.update(dict.fromkeys(v.block for v in used.assigned.values() if v.block is not None))
+        self._use = Use()  # Not before: after Ctrl-C here nothing is traced again, so nothing would be recorded.
         outer = moved_by_outer_rates(self._parameters, self._replicas.outer_optimizer)
         warn_of_frozen(self._model, used.assigned.keys() - self._trained, outer)
-        first = batches[0]
-        examples = examples_in(first.data.example() if isinstance(first, WorkerBatch) else first.values)
+        examples = examples_in(batches[0].data.example() if isinstance(batches[0], WorkerBatch) else batches[0].values)
         return _Functions(traced, each_turn, synchronizes, float(examples or 1))
 
     def _run(self, functions: _Functions, batches: list[Any], period: int, group: int, step: int) -> Any:
@@ -264,9 +266,8 @@ class GroupCalls:
             return self._function.traced(batches, element_spec, variant)
         functions = [self._function_that_reads(group, variant, batches[0].data) for group in self._strategy.worker_groups]
 
-        def read(batches: list[Any], group: int, numbers: Any) -> Any:
-            call = functools.partial(functions[group], chief_device.constant(numbers))
-            return batches[0].data.read(group, len(batches), call)
+        def read(batches: list[Any], group: int, sent: Any) -> Any:
+            return batches[0].data.read(group, len(batches), functools.partial(functions[group], chief_device.constant(sent)))
 
         return read
 
@@ -333,12 +334,9 @@ class GroupCalls:
         floating = [v for v in weights.values() if v.dtype.is_floating]
         self._trained = {id(v) for weight in self._model.trainable_weights for v in local_variables(weight._value)}
         active = [v for v in floating if id(v) in self._trained - overwritten]
-        # In blocks of their own: the outer rates would let a moving variance, or a scale of float8, overshoot, below zero.
         statistics = [v for v in floating if not v.trainable or id(v) in self._trained & overwritten]
         self._replicas.register(active, Kind.SYNCHRONIZED, self._strategy.synchronization.fragments)
-        nonnegatives.mark(statistics)
-        self._replicas.register(statistics, Kind.SYNCHRONIZED)
-        self._replicas.register(floating, Kind.SYNCHRONIZED)
+        self._register_frozen(floating, statistics)
         buffers = buffers_of(optimizers_of(self._model)) if self._averages_momentum else []
         if self._averages_momentum and not buffers:
             _log.warning("average_momentum has no effect: %s", why_none(optimizers_of(self._model)))
@@ -346,6 +344,12 @@ class GroupCalls:
         self._set_blocks(dict.fromkeys(v.block for v in active), dict.fromkeys(v.block for v in buffers + statistics))
         self._rates_at(steps_of(getattr(self._model, "optimizer", None)))
         self._add_used(floating + buffers)
+
+    def _register_frozen(self, variables: list[LocalVariable], averages: list[LocalVariable]) -> None:
+        # In blocks of their own: the outer rates would let a moving variance, or a scale of float8, overshoot, below zero.
+        nonnegatives.mark(averages)
+        self._replicas.register(averages, Kind.SYNCHRONIZED)
+        self._replicas.register(variables, Kind.SYNCHRONIZED)
 
     def _set_blocks(self, parameters: Iterable[ParameterBlock], averaged: Iterable[ParameterBlock]) -> None:
         """Sets which blocks are synchronized: those that are trained, and those of which the groups only take the mean."""
@@ -368,10 +372,14 @@ class GroupCalls:
         return turns(self._strategy.synchronization.fragments, len(self._parameters), len(self._averaged))
 
     def _add_used(self, variables: list[LocalVariable]) -> None:
+        owners = optimizers_by_variable(self._model)
+        # Weights of another model, which a loss calls and the program may train later.
+        others = (v for v in variables if v.kind is Kind.OWN and id(v) not in owners)
+        read = [v for v in others if v.dtype.is_floating and not v.is_assigned]
+        self._register_frozen(read, [v for v in read if not v.trainable])
         self._replicas.register(variables)
         blocks = dict.fromkeys(v.block for v in variables if v.block is not None)
         self._blocks.update(blocks)
-        owners = optimizers_by_variable(self._model)
         for block in blocks:
             for variable in block.variables:
                 variable.is_slot = id(variable) in owners and variable.dtype.is_floating

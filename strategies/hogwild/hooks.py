@@ -63,13 +63,14 @@ class HogwildHooks(CoordinatorHooks):
 
     def batch_source(self, dataset: Any) -> Any:
         """See `KerasHooks`. The chief reads the data, unless worker groups read their own."""
-        return worker_input.of_dataset(dataset) or FedDataset(dataset)
+        data = worker_input.of_dataset(dataset)
+        return FedDataset(dataset) if data is None else data.for_call()
 
     def step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Any]:
         """See `KerasHooks`."""
         trainer.check_optimizer(model, self._strategy)
         self._check_model(model)
-        trains = getattr(step, "__name__", "") == "train_step"
+        trains = step == model.train_step  # A decorator may give it another name.
         metric_logs = MetricLogs(model)
         group_step = GroupStep(self._strategy, model, step, metric_logs)
         calls = GroupCalls(self._strategy, model, group_step, trains=trains, stacks_results=True)

@@ -18,7 +18,6 @@ from tfdist.strategies.hogwild.synchronization.global_parameters import Paramete
 from tfdist.strategies.hogwild.synchronization.local_variable import local_variables
 from tfdist.strategies.hogwild.synchronization.push_pull import PushPull
 from tfdist.strategies.hogwild.timing.measured_delay import COLUMNS
-from tfdist.strategies.keras_hooks.optimizer import with_inner
 
 
 class InnerSteps(GroupProgram):
@@ -177,12 +176,8 @@ class InnerSteps(GroupProgram):
             return tf.while_loop(lambda number, _: number < last, body, begin, parallel_iterations=1)[1]
 
     def _one_step(self, devices: tuple[str, ...], batch: Any, number: Any) -> Any:
-        own = {id(each) for each in with_inner(getattr(self._model, "optimizer", None))}
-
         def number_for(optimizer: Any) -> Any:
-            if id(optimizer) in own:
-                return number
-            # A model's other optimizers may make more updates than steps, or fewer.
+            # A step may make several updates, or none, as one that accumulates gradients by hand.
             numbers = self._counters.numbers(self._counts, self._begun, number - self._first_step)
             held = [numbers[id(v)] for v in local_variables(optimizer._iterations._value) if id(v) in numbers]
             return held[0] if held else optimizer._iterations

@@ -64,6 +64,7 @@ class Hogwild(CoordinatorStrategy):
         compression_is_measured: whether `synchronization.compression` follows from the network, and not from the user.
     """
 
+    tfdist_hooks: HogwildHooks
     delay: MeasuredDelay | None = None
     compression_is_measured = False
     synchronized_blocks: Collection[ParameterBlock] = ()
@@ -95,6 +96,7 @@ class Hogwild(CoordinatorStrategy):
         self.speeds = Speeds(len(self.worker_groups), PERIOD_SCHEDULES[self.synchronization.adaptive])
         self.executions.is_exact = False
         self.tfdist_hooks = HogwildHooks(self)
+        self.local_replicas.count_steps = self.tfdist_hooks.count_steps
 
     def servers_of(self, group: int) -> int:
         """Returns the number of the server group with which a worker group synchronizes."""
@@ -150,6 +152,7 @@ class Hogwild(CoordinatorStrategy):
     def training_state(self, model: Any) -> dict[str, Any]:
         """See `strategy_state.Stateful`. Waits for the executions in flight."""
         self.executions.wait_until_idle()
+        self.local_replicas.count_steps()  # Else the counters would lack steps that the weights have.
         self.local_replicas.publish()  # Else the progress of the groups would replace what a callback has assigned.
         return checkpoint_state.state_of(self.local_replicas, model)
 

@@ -43,15 +43,25 @@ class WorkerInput(BatchSource):
         self._dataset_fn = dataset_fn
         self._groups = groups
         self._first = first
-        self._example: Any = None
+        self._examples: list[Any] = []  # One, or none before it is read.
+        self._whole: WorkerInput | None = None
         self._begun: dict[int, int] = {}
         self._have_read: set[int] = set()  # The groups that have read all batches of a call.
 
     def example(self) -> Any:
         """See `BatchSource`: the first batch of the first group's dataset, which the chief can read too."""
-        if self._example is None:
-            self._example = next(iter(self._first))
-        return self._example
+        if not self._examples:
+            self._examples.append(next(iter(self._first)))
+        return self._examples[0]
+
+    def for_call(self) -> "WorkerInput":
+        """Returns the same data for one call of Keras' trainer, which sets its own `steps_per_epoch`.
+
+        A validation, or a callback of `fit`, may read the data with which the groups train.
+        """
+        own = copy.copy(self)
+        own._whole = self  # The iterators are freed with it.
+        return own
 
     def __iter__(self) -> "WorkerInputIterator":
         return WorkerInputIterator(self)

@@ -44,11 +44,11 @@ class BlockRegistry:
             self._use.assigned[id(variable)] = variable
 
     @contextlib.contextmanager
-    def recording_use(self) -> Iterator[Use]:
-        """Records the variables that functions use, in the object that it yields."""
-        outer, self._use = self._use, Use()
+    def recording_use(self, use: Use) -> Iterator[Use]:
+        """Records the variables that functions use, in `use`, which it yields."""
+        outer, self._use = self._use, use
         try:
-            yield self._use
+            yield use
         finally:
             self._use = outer
 

@@ -61,7 +61,7 @@ class ChiefValues:
         if block is None or variable.kind in (Kind.FROM_CHIEF, Kind.COUNTER):
             return None
         self._update(block)
-        return None if variable.version == block.version else block.cut(block.values, variable).copy()
+        return block.cut(block.values, variable).copy() if block.is_newer_than(variable) else None
 
     def _update(self, block: ParameterBlock) -> None:
         if block.dirty and not block.changed:
@@ -107,10 +107,7 @@ class ChiefValues:
                 continue
             self._wait_until_idle()  # Executions that wait for a group make progress, too.
             if block.dirty:
-                assigned = [(variable, variable.value_on_chief()) for variable in block.assigned.values()]
                 self._collect([block])
-                for variable, value in assigned:
-                    block.cut(block.values, variable)[...] = value
             block.publish()
             checkpoint_state.restore_outer(block)
 

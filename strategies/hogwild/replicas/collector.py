@@ -84,17 +84,16 @@ class Collector:
         collected = {}
         for block in order:
             if block.kind is Kind.SYNCHRONIZED:
-                answers = self._answers(flushes, block)
-                block.dirty.clear()
-                self._collect_global(block, answers, server_group)
+                self._collect_global(block, self._answers(flushes, block), server_group)
+                block.dirty.clear()  # Not before, or nobody would fetch the values after Ctrl-C.
         meanwhile()
         for block in order:
             if block.kind is not Kind.SYNCHRONIZED:
                 collected[block] = answers = self._answers(flushes, block)
                 if block in dirty:
-                    block.dirty.clear()
                     if own := [answers[group] for group in dirty[block] if group in answers]:
                         block.set_values(_merged(own, answers.get(0) if 0 in dirty[block] else None, block.dtype))
+                    block.dirty.clear()
         return collected
 
     def _collect_global(self, block: ParameterBlock, answers: dict[int, Any], server_group: int | None) -> None:

@@ -55,6 +55,7 @@ class LocalReplicas:
         pushes_left: how many groups can still push to a round.
         in_flight: returns the number of executions in flight.
         wait_until_idle: waits until no execution is in flight.
+        count_steps: does so, and adds the steps to the counters.
     """
 
     def __init__(self, strategy: Any, membership: Membership) -> None:
@@ -64,7 +65,9 @@ class LocalReplicas:
         self.weights = PushWeights(len(groups), options.weights == "examples")
         self.in_flight: Callable[[], int] = lambda: 0
         self.wait_until_idle: Callable[[], None] = lambda: None
+        self.count_steps: Callable[[], None] = lambda: None
         self._registry = BlockRegistry(self._make_block)
+        self._uninitialized: list[ParameterBlock] = []
         self._membership = membership
         self._membership.when_lost = self._forget
         self._functions = SynchronizationFunctions(strategy, self.outer_optimizer)
@@ -90,18 +93,21 @@ class LocalReplicas:
         """See `BlockRegistry.record_use`."""
         self._registry.record_use(variable, assigns)
 
-    def recording_use(self) -> contextlib.AbstractContextManager[Use]:
+    def recording_use(self, use: Use) -> contextlib.AbstractContextManager[Use]:
         """See `BlockRegistry.recording_use`."""
-        return self._registry.recording_use()
+        return self._registry.recording_use(use)
 
     def register(self, variables: Sequence[LocalVariable], kind: Kind | None = None, fragments: int = 1) -> None:
         """Puts variables that are in no block into blocks, and gives their values to the ps. See `BlockRegistry.register`."""
         with interrupts.held():  # A block without values on the ps would never get them.
-            for block in self._registry.register(variables, kind, fragments):
+            self._uninitialized += self._registry.register(variables, kind, fragments)
+            while self._uninitialized:  # Also those of a call that Ctrl-C has ended, because it took long.
+                block = self._uninitialized[0]
                 block.initialize()
                 if block.kind is Kind.SYNCHRONIZED and self.outer_optimizer.in_rounds:
                     self._functions.prepare_rounds(block)
                 checkpoint_state.restore_outer(block)
+                self._uninitialized.pop(0)
 
     def use(self, owner: Any, blocks: Iterable[ParameterBlock]) -> None:
         """Notes that `owner`, a model or an optimizer, uses these blocks. They are kept as long as an owner of them exists."""
@@ -230,11 +236,12 @@ class LocalReplicas:
                         self._pulled[owner, block] = self._current(owner, block)
 
     def _take_slots(self, block: ParameterBlock, owner: int, device: str) -> bool:
-        """Gives a replica that was lost the optimizer slots of another. Returns whether it has those that it needs."""
-        if not (slots := slots_of_others.slots_in(block.variables, Kind.OWN)):
+        """Gives a replica that was lost the slots, or counters, of another. Returns whether it has the slots that it needs."""
+        counters = block.variables if block.kind is Kind.COUNTER else ()
+        if not (slots := counters or slots_of_others.slots_in(block.variables, Kind.OWN)):
             return True
         others = [self._strategy.worker_groups[other].devices[0] for other in self.current_owners(block) if other != owner]
-        return slots_of_others.take(slots, device, dict.fromkeys(others))
+        return slots_of_others.take(slots, device, dict.fromkeys(others)) or bool(counters)
 
     def have_pulled(self, block: ParameterBlock) -> list[int]:
         """Returns the groups that have had the parameters of a block, also those that are lost now."""
@@ -336,6 +343,8 @@ class LocalReplicas:
 
     def assigning(self, variable: LocalVariable) -> contextlib.AbstractContextManager[None]:
         """See `ChiefValues.assigning`."""
+        if variable.kind is Kind.COUNTER:
+            self.count_steps()  # Those in flight would be added to the new value, as to that of a file.
         return self._chief.assigning(variable)
 
     def publish(self) -> None:

@@ -3,6 +3,9 @@
 The slots that the chief has read last may be zeros still, while the optimizer has counted thousands of updates. Adam then takes
 its second moment for one of many gradients, and its first updates are several times too large; with a first moment that is
 averaged over the groups (`average_momentum`) there is no limit to how large.
+
+Slots are taken with the counter of updates (`iterations`). Optimizers correct the bias of slots that begin with zeros, and with
+slots of thousands of updates would make updates that are ten times too large (Adamax) or several times too small (Adam).
 """
 
 import logging

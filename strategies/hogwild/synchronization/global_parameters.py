@@ -121,7 +121,7 @@ class ParameterBlock:
 
     def publish(self) -> None:
         """Assigns the values that the variables have on the chief to the shards. Groups pull them before their next call."""
-        current = [variable for variable in self.variables if variable.version == self.version or self.values is None]
+        current = [variable for variable in self.variables if not self.is_newer_than(variable)]
         self.values = np.concatenate([self._value(variable).reshape(-1) for variable in self.variables])
         self.retried(self._assign_shards)
         self.version += 1
@@ -139,9 +139,7 @@ class ParameterBlock:
                 begin += size
 
     def _value(self, variable: LocalVariable) -> Any:
-        if variable.version == self.version or self.values is None:
-            return variable.value_on_chief()
-        return self.cut(self.values, variable)
+        return self.cut(self.values, variable) if self.is_newer_than(variable) else variable.value_on_chief()
 
     @property
     def changed(self) -> bool:
@@ -168,9 +166,18 @@ class ParameterBlock:
         )
         return vectors[0] if len(vectors) == 1 else np.mean(vectors, axis=0, dtype=np.float64).astype(vectors[0].dtype)
 
+    def is_newer_than(self, variable: LocalVariable) -> bool:
+        """Returns whether the block has a newer value than the chief's variable.
+
+        A value that the chief has assigned is the newest until it is published, whatever is collected meanwhile. A counter
+        counts on the chief: what a group has counted is never its value.
+        """
+        is_of_chief = id(variable) in self.assigned or self.kind is Kind.COUNTER
+        return self.values is not None and not is_of_chief and variable.version != self.version
+
     def update_on_chief(self, variable: LocalVariable) -> None:
         """Assigns the chief's variable if the block has a newer value for it."""
-        if variable.version != self.version:
+        if self.is_newer_than(variable):
             variable.set_on_chief(self.cut(self.values, variable))
             variable.version = self.version
 

@@ -19,7 +19,7 @@ from tfdist.strategies.hogwild.synchronization.by_reference import ByReference
 from tfdist.strategies.private_api import is_saving, outermost_graph, register_tensor_conversion, variable_accessed
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.runtime import chief_device
-from tfdist.strategies.variable_base import VariableBase
+from tfdist.strategies.variable_base import ON_HANDLE, VariableBase
 
 
 class Kind(enum.Enum):
@@ -203,12 +203,7 @@ class LocalVariable(VariableBase):
 
     def _write(self, method: str, value: Any) -> Any:
         if not tf.executing_eagerly():
-            if not self._strategy_of.extended.is_tracing:
-                self._assigned_by.add(outermost_graph())
-            else:
-                self._check_step_may_assign()
-                self.is_assigned = True
-                self._strategy_of.local_replicas.record_use(self, assigns=True)
+            self._note_assignment()
             with tf.device(self._here):
                 _WRITES[method](resource=self.handle, value=tf.convert_to_tensor(value, self.dtype))
             return self
@@ -218,6 +213,15 @@ class LocalVariable(VariableBase):
             if self.kind is Kind.COUNTER:
                 self.moved += int(self.value_on_chief() - before)
         return self
+
+    def _note_assignment(self) -> None:
+        """Notes that the function that is being traced assigns the variable."""
+        if not self._strategy_of.extended.is_tracing:
+            self._assigned_by.add(outermost_graph())
+        else:
+            self._check_step_may_assign()
+            self.is_assigned = True
+            self._strategy_of.local_replicas.record_use(self, assigns=True)
 
     def _check_step_may_assign(self) -> None:
         """Raises ValueError if the chief sends the value with every call, so that nobody would read what a step assigns."""
@@ -294,6 +298,26 @@ class LocalVariable(VariableBase):
 
     def __repr__(self) -> str:
         return f"<LocalVariable {self._handle_name!r} shape={self._shape} dtype={self._dtype.name} {self.kind.value}>"
+
+
+def _writing(method: str) -> Any:
+    """Returns a method of TensorFlow's variables that writes a part of the value, such as `scatter_update`."""
+
+    def write(self: LocalVariable, *args: Any, **kwargs: Any) -> Any:
+        if not tf.executing_eagerly():
+            self._note_assignment()
+            return getattr(VariableBase, method)(self, *args, **kwargs)
+        with self._strategy_of.local_replicas.assigning(self):
+            getattr(self._counted(), method)(*args, **kwargs)
+        return self
+
+    write.__name__ = method
+    return overrides(VariableBase)(write) if method.startswith("_") else write
+
+
+for _method in ON_HANDLE:
+    if _method != "gather_nd":  # It reads.
+        setattr(LocalVariable, _method, _writing(_method))
 
 
 def local_variables(variable: Any) -> list[LocalVariable]:

@@ -247,3 +247,14 @@ def test_a_fit_within_an_epoch_of_the_same_model_that_was_interrupted_ends_when_
         return [loop(batches), loop(batches)]
 
     assert during(fit) == [3, 5]
+
+
+def test_an_interrupted_epoch_whose_steps_took_long_is_over_for_the_metrics_that_start_next(make):
+    """Else the logs of `train_on_batch` after Ctrl-C would be means over the steps of that epoch, too."""
+    loop, batches = make.loop(), Batches(6)
+    interrupted(loop, batches)
+    make.epochs.leave_interrupted(0.0)
+    assert make.epochs.of(loop) is not None
+    during(lambda: loop.reset(None))
+    assert loop.metric_logs.calls == ["reset"] and make.epochs.of(loop) is None and not make.executions.waiting
+    assert make.epochs.end_interrupted()  # Its model may be gone.

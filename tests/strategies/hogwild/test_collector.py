@@ -219,3 +219,21 @@ def test_a_constraint_projects_only_variables_that_were_moved():
     block.values = np.float32([9.0, 20.0])  # The groups moved the first variable, to 10. The second is frozen at 20.
     collected(block)
     assert block.values.tolist() == [3.0, 20.0]
+
+
+@pytest.mark.parametrize("kind", [Kind.SYNCHRONIZED, Kind.OWN])
+def test_after_ctrl_c_within_a_collection_the_next_one_has_the_progress(kind, monkeypatch):
+    """What groups have sent is not what the chief has: a save would have the weights of before."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    block = Block(kind, Nesterov(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(block, "fetch", interrupt)
+        patch.setattr(collector, "_merged", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            collected(block)
+    assert block.dirty == {0, 1} and block.values is None
+    collected(block)
+    np.testing.assert_array_equal(block.values, GLOBAL if kind is Kind.SYNCHRONIZED else [1.5, 1.5])

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tfdist.strategies.hogwild import group_calls, training_loop
+from tfdist.strategies.hogwild.replicas.block_registry import BlockRegistry, Use
 from tfdist.strategies.hogwild.replicas.momentum_buffers import AVERAGE
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 
@@ -23,7 +24,7 @@ def calls(monkeypatch):
     weights = {name: SimpleNamespace(block=block, is_assigned=False) for name, block in blocks.items()}
     made = object.__new__(group_calls.GroupCalls)
     momentum = blocks["momentum"] = Block(Kind.SYNCHRONIZED)
-    made._strategy = SimpleNamespace()
+    made._strategy, made._assigned = SimpleNamespace(), {}
     made._trains, made._averaged, made._parameters = True, [momentum], [blocks["trained"]]
     made._model = SimpleNamespace(weights=[SimpleNamespace(_value=weight) for weight in weights.values()])
     made._steps = SimpleNamespace(blocks=[blocks["trained"], momentum])
@@ -47,6 +48,14 @@ def test_of_frozen_weights_that_a_step_assigns_groups_take_the_mean(calls):
     assert not made._synchronizes_more()
 
 
+def test_of_what_a_step_assigns_beside_weights_groups_take_the_mean_if_another_function_only_reads_it(calls):
+    """As of a `tf.Variable` of a model that `predict` was called for before `fit`."""
+    made, blocks, _ = calls
+    made._assigned = {blocks["frozen"]: None, blocks["own"]: None}
+    assert made._synchronizes_more()
+    assert made._steps.blocks == [blocks["trained"], blocks["momentum"], blocks["frozen"]]
+
+
 @pytest.mark.parametrize("keeps", [True, False])
 def test_what_a_group_keeps_that_trains_alone_is_collected_once_in_a_period(keeps):
     """Else all steps of `train_on_batch` since the last evaluation would be lost with its worker."""
@@ -58,3 +67,29 @@ def test_what_a_group_keeps_that_trains_alone_is_collected_once_in_a_period(keep
         made.append(None)
         steps._collect_kept()
     assert collected == ([3, 6] if keeps else [])
+
+
+def test_after_ctrl_c_the_variables_of_a_function_that_is_traced_are_still_known():
+    """Else no group would pull them, and the first step of the next `fit` would find them without values."""
+    registry, variable, traced, added = BlockRegistry(list), SimpleNamespace(block=None), [], []
+
+    def trace(*_):
+        if not traced:  # The function is kept, and not traced again.
+            registry.record_use(variable)
+        traced.append(None)
+
+    def add(variables):
+        added.append(variables)
+        if len(added) == 1:
+            raise KeyboardInterrupt  # As at the end of `LocalReplicas.register`.
+
+    made = object.__new__(group_calls.GroupCalls)
+    made._replicas = SimpleNamespace(recording_use=registry.recording_use, outer_optimizer=None)
+    made._strategy, made._model = SimpleNamespace(shares_replicas=False), None
+    made._use, made._assigned, made._trained, made._parameters = Use(), {}, set(), []
+    made._register_weights, made._traced, made._add_used = lambda: None, trace, add
+    batches = [SimpleNamespace(values=None)]
+    with pytest.raises(KeyboardInterrupt):
+        made._trace(batches, None, False, 0)
+    made._trace(batches, None, False, 0)
+    assert added == [[variable], [variable]]

@@ -58,5 +58,22 @@ def test_the_schedule_of_a_models_own_optimizer_follows_the_updates_of_all_group
     assert sorted(numbers[64:]) == list(range(128, 192, 2))
 
 
+def test_a_step_with_a_decorator_that_hides_its_name_trains(results):
+    """Else its groups would not synchronize, and its schedule would begin anew with each epoch."""
+    numbers, count = results["decorated"]
+    assert count == 2 * 3 * 32 and min(numbers[64:]) >= 128
+
+
+def test_the_schedule_of_compile_follows_the_updates_of_steps_that_make_several(results):
+    numbers, count = results["twice"]
+    assert count == 2 * 3 * 32
+    assert sorted(numbers[64:]) == list(range(128, 192, 2))
+
+
+def test_a_model_trains_after_the_loss_of_another_one_has_used_it(results):
+    how_far, least_variance = results["used_by_a_loss"]
+    assert how_far > 0.0 and least_variance > 0.0
+
+
 def test_a_step_that_assigns_the_learning_rate_is_refused(results):
     assert "LearningRateSchedule" in results["assigned_rate"]

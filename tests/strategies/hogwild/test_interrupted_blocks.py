@@ -25,7 +25,7 @@ def test_all_blocks_have_values_before_the_interrupt(monkeypatch):
 
     monkeypatch.setattr(checkpoint_state, "restore_outer", lambda block: None)
     replicas = LocalReplicas.__new__(LocalReplicas)
-    replicas._registry = SimpleNamespace(register=lambda *_: [block("first"), block("second")])
+    replicas._registry, replicas._uninitialized = SimpleNamespace(register=lambda *_: [block("first"), block("second")]), []
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         interrupts.keep_out_of_tensorflow()
@@ -34,3 +34,25 @@ def test_all_blocks_have_values_before_the_interrupt(monkeypatch):
     finally:
         signal.signal(signal.SIGINT, previous)
     assert initialized == ["first", "second"]
+
+
+def test_what_the_interrupt_has_ended_is_done_with_the_next_blocks(monkeypatch):
+    """Values that take long are not waited for after Ctrl-C. The block is known, and has no values."""
+    initialized, news = [], [["first", "second"], []]
+
+    def block(name):
+        def initialize():
+            initialized.append(name)
+            if len(initialized) == 1:
+                raise KeyboardInterrupt
+
+        return SimpleNamespace(kind=Kind.OWN, initialize=initialize)
+
+    monkeypatch.setattr(checkpoint_state, "restore_outer", lambda block: None)
+    replicas = LocalReplicas.__new__(LocalReplicas)
+    replicas._uninitialized = []
+    replicas._registry = SimpleNamespace(register=lambda *_: [block(name) for name in news.pop(0)])
+    with pytest.raises(KeyboardInterrupt):
+        replicas.register([])
+    replicas.register([])
+    assert initialized == ["first", "first", "second"]

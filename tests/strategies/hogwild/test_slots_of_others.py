@@ -93,3 +93,17 @@ def test_where_no_group_has_slots_the_averaged_momentum_begins_anew_with_a_warni
     caplog.clear()
     replicas.refresh(2, [slots, momentum])
     assert (slots.values["worker2"], momentum.values["worker2"]) == ([4.0, 4.0], [0.0, 0.0]) and not caplog.records
+
+
+def test_the_slots_come_with_the_counter_of_their_updates(replicas, caplog):
+    """Adam corrects the bias of slots that begin with zeros; it would correct that of slots of thousands of updates."""
+    slots, counter = Block(Kind.OWN), Block(Kind.COUNTER, is_slot=False)
+    trained(replicas, slots, counter)
+    replicas._membership.restart(1)
+    replicas.refresh(1, [slots, counter])
+    assert (slots.values["worker1"], counter.values["worker1"]) == ([1.0, 5.0], [1.0, 5.0])
+    for owner in (0, 2):
+        del counter.values[f"worker{owner}"]
+    replicas._membership.restart(1)
+    replicas.refresh(1, [slots, counter])  # Nobody has one: it begins anew, and this alone needs no warning.
+    assert counter.values["worker1"] == [0.0, 0.0] and not caplog.records

@@ -29,7 +29,16 @@ def test_scales_of_float8_are_positive_and_small(results):
 
 
 def test_what_a_callback_assigns_before_a_save_is_in_the_file_and_in_the_model(results):
-    assert results["assigned"] == [0.5, 0.5]
+    assert results["assigned"][0] == [0.5, 0.5]
+
+
+def test_a_save_within_an_epoch_counts_the_updates_that_its_weights_have(results):
+    of_optimizer, of_groups = results["assigned"][1]
+    assert of_optimizer == of_groups
+
+
+def test_parts_of_a_weight_that_a_callback_assigns_reach_the_groups(results):
+    assert results["parts"] == [[1.0, 2.0, 0.0, 5.0, 0.0, 7.0]] * 2
 
 
 def test_a_step_builds_an_optimizer_of_the_models_own(results):

@@ -6,6 +6,7 @@ import weakref
 
 import tensorflow as tf
 
+from tfdist.strategies.hogwild.hooks import HogwildHooks
 from tfdist.strategies.inputs import worker_input
 
 
@@ -45,3 +46,16 @@ def test_a_dropped_dataset_is_gone_at_once_and_its_iterator_frees_what_it_has_re
     while running and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not running, "the dataset still runs"
+
+
+def test_a_validation_on_the_data_of_the_training_does_not_change_the_length_of_its_epochs():
+    dataset = worker_input.dataset_of(lambda context: tf.data.Dataset.range(8).batch(2).repeat(), 1)
+    hooks = HogwildHooks.__new__(HogwildHooks)
+    training, validation = hooks.batch_source(dataset), hooks.batch_source(dataset)
+    training.steps_per_epoch, validation.steps_per_epoch = 5, 2
+    batches = iter(training)
+    assert len(batches.take(3)) == 3
+    read = iter(validation).take(9)
+    assert len(read) == 2 and read[0].data.handles is worker_input.of_dataset(dataset).handles
+    assert len(batches.take(9)) == 2
+    assert training.example() is validation.example()

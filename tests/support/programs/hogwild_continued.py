@@ -213,6 +213,86 @@ def own_schedule():
     return numbers, int(model.own["critic"].iterations.numpy())
 
 
+class Twice(keras.Model):
+    """Makes two updates in each step, with the optimizer of `compile`."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = keras.layers.Dense(1)
+
+    def build(self, shape):
+        self.layer.build(shape)
+
+    def call(self, x):
+        return self.layer(x)
+
+    def train_step(self, data):
+        x, y = data
+        before = self.optimizer.learning_rate * 1e9
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss, "number": before}
+
+
+def without_name(step):
+    """A decorator that gives a step another name, because it lacks `functools.wraps`."""
+
+    def inner(self, data):
+        return step(self, data)
+
+    return inner
+
+
+class Decorated(Twice):
+    """Has a step with another name."""
+
+    train_step = without_name(Twice.train_step)
+
+
+def numbers_of(model_class):
+    """Returns the numbers of the updates at which steps of 3 epochs have asked the schedule, and the count of the optimizer."""
+    with strategy.scope():
+        model = model_class()
+        model.build((None, 8))
+        model.compile(keras.optimizers.SGD(Count()))
+    numbers = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            numbers.append(round(float(logs["number"])))
+
+    fit(model, epochs=3, callbacks=[Look()])
+    return numbers, int(model.optimizer.iterations.numpy())
+
+
+def decorated():
+    return numbers_of(Decorated)
+
+
+def twice():
+    return numbers_of(Twice)
+
+
+def used_by_a_loss():
+    """Returns how far a model moves that trains after the loss of another model has used it, and its least moving variance."""
+    with strategy.scope():
+        layers = keras.layers.Dense(4), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(1)
+        judge = keras.Sequential([keras.Input((8,)), *layers])
+        judge.compile(keras.optimizers.SGD(0.003), "mse")
+        other = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+        other.compile("sgd", lambda wanted, found: keras.ops.mean((judge(wanted) - judge(found)) ** 2, axis=-1))
+    other.fit(x, x, batch_size=8, verbose=0)
+    before = judge.get_weights()
+    try:
+        fit(judge, epochs=2)
+    except AssertionError as error:
+        return repr(error), None
+    other.fit(x, x, batch_size=8, verbose=0)
+    return moved(before, judge.get_weights()), float(layers[1].moving_variance.numpy().min())
+
+
 class Assigns(keras.Model):
     """Assigns the learning rate in each step."""
 
@@ -245,7 +325,7 @@ def assigned_rate():
 
 cases = (
     *(frozen, adapted, shared, without_rate, loaded_within_an_epoch, counted_calls, stateful, blocks, own_schedule),
-    assigned_rate,
+    *(assigned_rate, decorated, twice, used_by_a_loss),
 )
 results = {case.__name__: case() for case in cases}
 Path("results.json").write_text(json.dumps(results))

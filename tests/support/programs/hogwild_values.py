@@ -66,7 +66,10 @@ def scales_of_float8():
 
 
 def assigned_before_a_save():
-    """Returns what a callback has assigned, as a file and the model have it after a save in the same moment."""
+    """Returns what a callback has assigned, as a file and the model have it after a save in the same moment.
+
+    And the updates in the file, as the optimizer has them, and of all groups together.
+    """
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), Gate(), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
@@ -79,7 +82,38 @@ def assigned_before_a_save():
 
     model.fit(np.ones((512, 4)), np.ones((512, 1)), batch_size=8, verbose=0, callbacks=[Assign()])
     with h5py.File("gate.weights.h5") as file:
-        return [float(file["layers/gate/vars/0"][()]), float(model.layers[0].gate.numpy())]
+        own = file["tfdist_training_state/own/optimizer/0"].values()
+        counts = int(file["optimizer/vars/0"][()]), sum(int(each[()]) for each in own)
+        return [float(file["layers/gate/vars/0"][()]), float(model.layers[0].gate.numpy())], counts
+
+
+class Bank(keras.layers.Layer):
+    """Has a weight of which others assign parts."""
+
+    def build(self, shape):
+        self.bank = self.add_weight(name="bank", shape=(6,), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        return x * (1.0 + self.bank[4])
+
+
+def assigned_in_parts():
+    """Returns a weight of which a callback has assigned parts, after the next epoch and in a group."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), Bank(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    bank = model.layers[0].bank.value
+
+    class Assign(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                bank[0:2].assign([1.0, 2.0])
+                bank.scatter_nd_update([[3]], [5.0])
+                bank.scatter_add(tf.IndexedSlices([7.0], [5]))
+
+    model.fit(np.ones((128, 4)), np.ones((128, 1)), batch_size=8, epochs=2, verbose=0, callbacks=[Assign()])
+    device = strategy.worker_groups[0].devices[0]
+    return bank.numpy().tolist(), bank.replica.read(device).numpy().tolist()
 
 
 class OwnOptimizer(keras.Model):
@@ -147,6 +181,7 @@ def slots_after_a_killed_ps():
 
 
 results = {"variances": moving_variances(), "scales": scales_of_float8(), "assigned": assigned_before_a_save()}
+results["parts"] = assigned_in_parts()
 results["built"] = built_by_the_step()
 results["arguments"] = variables_as_arguments()
 results["slots"] = slots_after_a_killed_ps()

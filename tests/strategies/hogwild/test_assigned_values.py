@@ -1,0 +1,98 @@
+"""What the chief assigns stays its value until the groups have it, without a cluster."""
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.strategies.hogwild.replicas.chief_values import ChiefValues
+from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
+from tfdist.strategies.hogwild.synchronization.local_variable import Kind
+from tfdist.strategies.hogwild.synchronization.outer_optimizers import Average
+
+
+class Variable:
+    """What a block and the chief need of a `LocalVariable` of one number."""
+
+    dtype, shape, replica = tf.float32, tf.TensorShape([]), None
+
+    def __init__(self, value, kind=Kind.SYNCHRONIZED):
+        self.value, self.kind, self.version = np.float32(value), kind, 0
+        self.restored, self.restored_outer = {}, {}
+
+    def value_on_chief(self):
+        return np.asarray(self.value)
+
+    def set_on_chief(self, value):
+        self.value = np.float32(value)
+
+
+def block_of(*variables):
+    block = ParameterBlock(variables, [["/job:ps/task:0"]], Average(), 2, False)
+    block._initialize_shards = block._assign_shards = lambda: None
+    block.initialize()
+    return block
+
+
+def chief_of(block, found):
+    """The values on a chief that finds these numbers in the groups whenever it collects, and idle groups."""
+
+    def collect(blocks):
+        for each in blocks:
+            if each.dirty:
+                each.set_values(np.float32(found))
+                each.dirty.clear()
+
+    return ChiefValues([block], collect, lambda: 0, lambda: None)
+
+
+def assign(chief, variable, value):
+    with chief.assigning(variable):
+        variable.value = np.float32(value)
+
+
+def test_a_collection_before_the_next_step_does_not_take_back_what_was_assigned_within_an_epoch():
+    """As that before `train_on_batch` in a callback, which lets one group train alone."""
+    weight, other = Variable(1.0), Variable(2.0)
+    block = block_of(weight, other)
+    chief = chief_of(block, [1.5, 2.5])
+    assign(chief, weight, 7.0)
+    block.dirty = {0, 1}
+    chief.synchronize_groups()
+    chief.refresh(weight)
+    assert (weight.value, chief.newer(weight)) == (7.0, None) and chief.newer(other) == 2.5
+    chief.publish()
+    assert block.values.tolist() == [7.0, 2.5] and not block.changed
+    chief.refresh(weight)
+    chief.refresh(other)
+    assert (weight.value, other.value) == (7.0, 2.5)
+
+
+def test_progress_since_an_assignment_is_collected_and_the_assigned_value_stays():
+    weight, other = Variable(1.0), Variable(2.0)
+    block = block_of(weight, other)
+    chief = chief_of(block, [1.5, 2.5])
+    assign(chief, weight, 7.0)
+    block.dirty = {0, 1}
+    chief.publish()
+    assert block.values.tolist() == [7.0, 2.5]
+
+
+def test_groups_get_the_chiefs_counts_of_optimizers_whose_counter_was_not_assigned():
+    """The counter of one of two optimizers: what a group has counted itself is a part of the other one's updates."""
+    first, second = Variable(0, Kind.COUNTER), Variable(0, Kind.COUNTER)
+    block = block_of(first, second)
+    chief = chief_of(block, [400, 400])  # What the first of two groups has counted.
+    block.dirty = {0, 1}
+    first.value = second.value = np.float32(800)  # As the chief has counted.
+    assign(chief, first, 0)
+    chief.publish()
+    assert block.values.tolist() == [0, 800]
+
+
+def test_a_variable_that_leaves_its_block_keeps_what_was_assigned():
+    weight, other = Variable(1.0), Variable(2.0)
+    block = block_of(weight, other)
+    chief = chief_of(block, [1.5, 2.5])
+    assign(chief, weight, 7.0)
+    block.dirty = {0, 1}
+    chief.release(block)
+    assert (weight.value, other.value) == (7.0, 2.5) and weight.block is None
