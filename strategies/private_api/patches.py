@@ -307,7 +307,7 @@ LOAD_STATE = PatchPoint(
 )
 UNSAVED_ATTRIBUTES = PatchPoint(saving_lib, "get_attr_skipset", "obj_type", "Keras makes an optimizer with each save.")
 BACKUP_SAVE = PatchPoint(
-    keras.callbacks.BackupAndRestore, "_save_model", "self", "It writes two files, and a task may die between them."
+    keras.callbacks.BackupAndRestore, "_save_model", "self", "It writes two files: a task may die between."
 )
 BACKUP_LOAD = PatchPoint(keras.callbacks.BackupAndRestore, "_load_model", "self", "As _save_model.")
 BACKUP_TRAIN_BEGIN = PatchPoint(
