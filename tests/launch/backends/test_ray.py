@@ -1,5 +1,6 @@
 """The back end ray on real clusters of Ray on this machine; the tasks run without TensorFlow, except in the last test."""
 
+import itertools
 import json
 import os
 import re
@@ -63,16 +64,18 @@ class RayHere:
         before = dict(os.environ)
         os.environ.update(self.environ)
         try:
+            # A node replaces the files that it finds: those of another node on the same machine, which is about to use them.
+            self.folders = ({"runtime_env_dir_name": f"runtime_resources-{number}"} for number in itertools.count())
             small = {"object_store_memory": 80 << 20, "include_dashboard": False}
             self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **small})
-            self.cluster.add_node(num_cpus=2, num_gpus=1, object_store_memory=80 << 20)
+            self.cluster.add_node(num_cpus=2, num_gpus=1, object_store_memory=80 << 20, **next(self.folders))
             self.add_node()
         finally:
             os.environ.clear()
             os.environ.update(before)
 
     def add_node(self):
-        self.last = self.cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
+        self.last = self.cluster.add_node(num_cpus=2, object_store_memory=80 << 20, **next(self.folders))
 
     def start(self, body, *words, arguments=(), description='{"worker": 3}', **more):
         """Starts the launcher; returns its process."""
