@@ -318,7 +318,7 @@ CHECKPOINT_SAVE = PatchPoint(
     TrackableSaver, "save", "self, file_prefix, checkpoint_number, session, options", "The chief keeps it."
 )
 CHECKPOINT_RESTORE = PatchPoint(
-    TrackableSaver, "restore", "self, save_path, options", "The chief reads for a ps; the strategy gets its state back."
+    TrackableSaver, "restore", "self, save_path, options", "The chief reads for a ps, and its state."
 )
 CHECKPOINT_TENSORS = PatchPoint(
     TrackableSaver, "_gather_serialized_tensors", "self, object_graph_tensor", "Checkpoints hold the state of the strategy too."
