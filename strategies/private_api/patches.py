@@ -307,7 +307,7 @@ LOAD_STATE = PatchPoint(
 )
 UNSAVED_ATTRIBUTES = PatchPoint(saving_lib, "get_attr_skipset", "obj_type", "Keras makes an optimizer with each save.")
 BACKUP_SAVE = PatchPoint(
-    keras.callbacks.BackupAndRestore, "_save_model", "self", "It writes two files: a task may die between."
+    keras.callbacks.BackupAndRestore, "_save_model", "self", "It writes two files, and a task may die between them."
 )
 BACKUP_LOAD = PatchPoint(keras.callbacks.BackupAndRestore, "_load_model", "self", "As _save_model.")
 BACKUP_TRAIN_BEGIN = PatchPoint(
@@ -315,11 +315,9 @@ BACKUP_TRAIN_BEGIN = PatchPoint(
 )
 BACKUP_TRAIN_END = PatchPoint(keras.callbacks.BackupAndRestore, "on_train_end", "self, logs", "The chief alone deletes it.")
 CHECKPOINT_SAVE = PatchPoint(
-    TrackableSaver, "save", "self, file_prefix, checkpoint_number, session, options", "The chief keeps it."
+    TrackableSaver, "save", "self, file_prefix, checkpoint_number, session, options", "The chief alone keeps the checkpoint."
 )
-CHECKPOINT_RESTORE = PatchPoint(
-    TrackableSaver, "restore", "self, save_path, options", "The chief reads for a ps, and its state."
-)
+CHECKPOINT_RESTORE = PatchPoint(TrackableSaver, "restore", "self, save_path, options", "A strategy has more to restore.")
 CHECKPOINT_TENSORS = PatchPoint(
     TrackableSaver, "_gather_serialized_tensors", "self, object_graph_tensor", "Checkpoints hold the state of the strategy too."
 )
