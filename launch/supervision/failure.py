@@ -8,11 +8,9 @@ from pathlib import Path
 from tfdist.launch.jobs.events import Exited, Stopped
 from tfdist.launch.jobs.job import Job
 from tfdist.launch.jobs.progress import read as read_progress
+from tfdist.launch.jobs.restarts import CHIEF_SECONDS
 from tfdist.launch.jobs.running_time import RunningTime
 from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
-
-SETTLE_SECONDS = 8.0
-"""A server that ends because of the chief may end this much earlier than the chief's process."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ class FirstFailure:
         if not is_training and event.code in (0, EXIT_CHIEF_FAILED):
             # A server ends when the chief's program has ended, which is shortly before the chief's process ends.
             reason = f"{event.task} ended by itself while the chief was still running"
-            self._suspect_from(now + SETTLE_SECONDS, Failure(reason, event.code or 1, event.task, may_pass=True))
+            self._suspect_from(now + CHIEF_SECONDS, Failure(reason, event.code or 1, event.task, may_pass=True))
         else:
             finished = [name for name, code in self._exits.items() if code == 0 and name in self._training]
             before = f"; {', '.join(finished)} had ended with 0 before" if finished else ""

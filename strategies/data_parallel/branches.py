@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.checks.function_arguments import deciding_variables, functions_of
+from tfdist.strategies.keras_hooks.replicas.own_values import outermost
 
 _MOST_OPERATIONS = 5000
 """Operations to look at. A predicate that is made of more may depend on anything."""
@@ -75,11 +76,11 @@ def _is_same_everywhere(tensor: Any, base: Any, of_replica: Collection[int]) -> 
     assigned: dict[int, list[Any]] = {}  # What the step itself assigns, by the id of the handle.
     for operation in base.get_operations():
         if operation.type.startswith("Assign") and operation.type.endswith("VariableOp"):
-            assigned.setdefault(id(_outermost(operation.inputs[0])), []).append(operation.inputs[1])
+            assigned.setdefault(id(outermost(operation.inputs[0])), []).append(operation.inputs[1])
     seen: set[int] = set()
     waiting = [tensor]
     while waiting:
-        tensor = _outermost(waiting.pop())
+        tensor = outermost(waiting.pop())
         if id(tensor) in seen:
             continue
         seen.add(id(tensor))
@@ -93,13 +94,3 @@ def _is_same_everywhere(tensor: Any, base: Any, of_replica: Collection[int]) -> 
             return False
         waiting += operation.inputs
     return True
-
-
-def _outermost(tensor: Any) -> Any:
-    """Returns the tensor that a function has captured, of the outermost function that has it; other tensors as they are."""
-    while tf.is_symbolic_tensor(tensor) and tensor.op.type == "Placeholder":
-        captured = {inner.name: outer for outer, inner in getattr(tensor.graph, "captures", ())}
-        if tensor.name not in captured:
-            break
-        tensor = captured[tensor.name]
-    return tensor

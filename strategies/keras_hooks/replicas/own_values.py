@@ -78,7 +78,7 @@ def _differs(replica: Replica, key: int, keys: dict[int, int], seen: set[int]) -
         return False
 
     def is_own(read: Any) -> bool:
-        other = keys.get(id(_outermost(read.inputs[0]))) if read.inputs else None
+        other = keys.get(id(outermost(read.inputs[0]))) if read.inputs else None
         return other is not None and _differs(replica, other, keys, {*seen, key})
 
     # What a step that runs eagerly assigns may depend on anything; in a traced one other values than tensors are constants.
@@ -99,7 +99,7 @@ def _local(replica: Replica, variable: Any) -> Any:
     return replica.strategy.experimental_local_results(variable._value)[replica.index]
 
 
-def _outermost(tensor: Any) -> Any:
+def outermost(tensor: Any) -> Any:
     """Returns the tensor that a function has captured, of the outermost function that has it; other tensors as they are."""
     while tf.is_symbolic_tensor(tensor) and tensor.op.type == "Placeholder":
         captured = {inner.name: outer for outer, inner in getattr(tensor.graph, "captures", ())}

@@ -11,6 +11,7 @@ import subprocess
 import numpy as np
 import pytest
 import selection
+from rounding import equal
 from support_paths import PROGRAMS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -240,15 +241,6 @@ def results(ran, request):
     for result in got:
         assert "error" not in result, result["error"]
     return got
-
-
-def equal(one, ours):
-    """Returns whether nested lists and dicts of numbers are equal up to rounding."""
-    if isinstance(one, dict):
-        return one.keys() == ours.keys() and all(equal(one[key], ours[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(ours) and all(map(equal, one, ours))
-    return ours == pytest.approx(one, rel=1e-5, abs=1e-5)
 
 
 COMPARED = (

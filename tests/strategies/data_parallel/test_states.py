@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from rounding import equal
 from support_paths import PROGRAMS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -28,14 +29,6 @@ def results(tmp_path_factory, run_python):
     folder = tmp_path_factory.mktemp("states")
     assert run_python(folder, str(PROGRAMS / "states.py"), timeout=280) == 0, (folder / "output.txt").read_text()[-5000:]
     return json.loads((folder / "states.json").read_text())
-
-
-def equal(one, ours):
-    if isinstance(one, dict):
-        return one.keys() == ours.keys() and all(equal(one[key], ours[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(ours) and all(map(equal, one, ours))
-    return ours == pytest.approx(one, rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -33,8 +33,6 @@ from tfdist.errors import ClusterError, Source
 
 NAME = "slurm"
 
-_SBATCH = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
-_COMMAND = re.compile(r"^[ \t]*[^#\s]", re.MULTILINE)
 _HEREDOC = re.compile(r"(?<!<)<<-?[ \t]*[\"']?(\w+)", re.ASCII)
 _MAX_HEREDOCS = 20
 _EXPORT = re.compile(r"^export TFDIST_CLUSTER=(.*)$", re.MULTILINE)
@@ -50,7 +48,7 @@ _PREPARES = names(
 
 def looks_like(content: "str | Mapping[Any, Any]") -> bool:
     """Returns whether this is a batch script, or what is left of one without its first line."""
-    return isinstance(content, str) and content.lstrip().startswith("#") and _SBATCH.search(content) is not None
+    return isinstance(content, str) and content.lstrip().startswith("#") and submit.DIRECTIVE.search(content) is not None
 
 
 def starts_launchers(text: str) -> bool:
@@ -122,8 +120,8 @@ def set_by_sbatch(text: str) -> dict[str, str]:
 def _wanted(text: str, source: Source) -> dict[str, str]:
     """Returns the options of a batch script by their full names. Slurm ignores options after the first command."""
     wanted: dict[str, str] = {}
-    command = _COMMAND.search(text)
-    for match in _SBATCH.finditer(text, 0, command.start() if command else len(text)):
+    command = submit.COMMAND.search(text)
+    for match in submit.DIRECTIVE.finditer(text, 0, command.start() if command else len(text)):
         line = text.count("\n", 0, match.start()) + 1
         try:
             words = shlex.split(match[1], comments=True)
@@ -140,7 +138,7 @@ def _wanted(text: str, source: Source) -> dict[str, str]:
 
 def _check_outer(text: str, source: Source) -> None:
     """Raises ClusterError for a script that submits another one, in a here-document, and has no options before it."""
-    own = _SBATCH.search(text)
+    own = submit.DIRECTIVE.search(text)
     begun = list(_HEREDOC.finditer(text, 0, own.start() if own else 0))[-_MAX_HEREDOCS:]
     for match in begun:
         end = re.compile(rf"^[ \t]*{match[1]}[ \t]*$", re.MULTILINE).search(text, match.end())

@@ -11,8 +11,9 @@ from tfdist.errors import Source
 
 NAME = "sbatch"
 
-_FIRST_COMMAND = re.compile(r"^[ \t]*[^#\s]", re.MULTILINE)
-_DIRECTIVE = re.compile(r"^#SBATCH\b.*$", re.MULTILINE)
+DIRECTIVE = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
+COMMAND = re.compile(r"^[ \t]*[^#\s]", re.MULTILINE)
+"""The beginning of a command. Slurm ignores directives after the first one."""
 
 
 def submitted(words: Sequence[str], source: Source) -> Document | None:
@@ -43,8 +44,8 @@ def _with_options(text: str, added: str) -> str:
     """Returns a script with options behind its own ones. Lines keep their numbers if an empty one follows there."""
     if not added:
         return text
-    first = _FIRST_COMMAND.search(text)
-    own = list(_DIRECTIVE.finditer(text, 0, first.start() if first else len(text)))
+    first = COMMAND.search(text)
+    own = list(DIRECTIVE.finditer(text, 0, first.start() if first else len(text)))
     end = own[-1].end() if own else len(text.partition("\n")[0])
     rest = text[end:].removeprefix("\n") if text[end:].startswith("\n\n") else text[end:]
     return f"{text[:end]}\n#SBATCH {added}{rest}"
