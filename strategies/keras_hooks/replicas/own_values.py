@@ -1,4 +1,4 @@
-"""Variables that a step assigns by itself although an optimizer updates them too, such as weights that begin by a batch.
+"""Variables that a step assigns by itself although an optimizer updates them too, such as those that a batch initializes.
 
 What depends on the batch differs between replicas, and would do so for ever. So the replicas take the mean, each with its share
 of the examples, before the update, or at the end of the step if it assigns them after that. What is made of variables only, as
