@@ -21,6 +21,9 @@ WARM_SECONDS = 1.5
 PAUSE_SECONDS, PAUSE_TIMES = 0.5, 4.0
 """A time without a report is a pause if it is longer than the first, and than so many times the usual."""
 
+TRACED_SECONDS = 0.05
+"""Functions that take longer to trace interrupt the steps: the chief traces them, then the worker optimizes them."""
+
 LEAST_REPORTS = 3
 """Reports that a window has at least, after its first one."""
 
@@ -35,6 +38,7 @@ class Fit:
         variables: the trainable variables.
         steps: pairs of a moment and the steps that were done then.
         epoch: steps of an epoch; None if not known.
+        traced: for each of `steps`, the seconds for which functions of worker groups had been traced by then. Empty for none.
     """
 
     batch: int | None
@@ -42,18 +46,24 @@ class Fit:
     variables: tuple[Variable, ...]
     steps: Sequence[tuple[float, int]]
     epoch: int | None = None
+    traced: Sequence[float] = ()
 
     def window(self) -> tuple[tuple[float, int], tuple[float, int]] | None:
         """Returns the first and the last report that count; None as long as there are too few.
 
-        They are those of the longest time without a pause, in which a function was traced, as at the end of an epoch.
+        They are those of the longest time without a pause, in which a function was traced, as at the end of an epoch. With many
+        steps between two reports, tracing makes no pause that is long beside the others.
         """
         if len(self.steps) < 2:
             return None
-        counted = [report for report in self.steps[1:] if report[0] >= self.steps[0][0] + WARM_SECONDS]
+        warm = self.steps[0][0] + WARM_SECONDS
+        begin = next((n for n, (at, _) in enumerate(self.steps) if n and at >= warm), len(self.steps))
+        counted, traced = self.steps[begin:], self.traced[begin:] or [0.0] * (len(self.steps) - begin)
         times = [end - begin for (begin, _), (end, _) in itertools.pairwise(counted)]
         pause = max(PAUSE_SECONDS, PAUSE_TIMES * statistics.median(times)) if times else PAUSE_SECONDS
-        ends = [number for number, time in enumerate(times, 1) if time > pause]
+        # The worker still has calls from before: it optimizes the function and runs it first up to two reports later.
+        before = [traced[max(0, number - 3)] for number in range(len(traced))]
+        ends = [n for n, time in enumerate(times, 1) if time > pause or traced[n] - before[n] > TRACED_SECONDS]
         parts = [counted[begin:end] for begin, end in itertools.pairwise([0, *ends, len(counted)])]
         longest = max(parts, key=lambda part: part[-1][0] - part[0][0] if part else 0.0)
         return (longest[0], longest[-1]) if len(longest) > LEAST_REPORTS else None
@@ -71,8 +81,8 @@ def read(report: Path) -> Fit | None:
     except (OSError, ValueError):
         return None
     variables = tuple(Variable(v["name"], tuple(v["shape"]), v["size"], v["is_table"]) for v in values["variables"])
-    steps = [(at, steps) for at, steps in values["steps"]]
-    return Fit(values["batch"], values["batch_bytes"], variables, steps, values.get("epoch"))
+    steps, traced = [(at, steps) for at, steps, _ in values["steps"]], [traced for _, _, traced in values["steps"]]
+    return Fit(values["batch"], values["batch_bytes"], variables, steps, values.get("epoch"), traced)
 
 
 def run_of(configuration: Configuration, fit: Fit, processor: ProcessorTime) -> Run | None:

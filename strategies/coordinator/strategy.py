@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.cluster import Cluster, Task
 from tfdist.strategies.coordinator.calls.backups import Backups
 from tfdist.strategies.coordinator.calls.executions import Executions
+from tfdist.strategies.coordinator.calls.tracing import tracing_lock
 from tfdist.strategies.coordinator.extended import GroupExtended
 from tfdist.strategies.coordinator.members import made_before
 from tfdist.strategies.coordinator.members.call_gate import CallGate
@@ -116,6 +117,11 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         self.server_watch.start()
         self._backups = Backups(self.executions, self.answers, self.membership, seconds)
         self._backups.start()
+
+    @property
+    def seconds_traced(self) -> float:
+        """How long functions of worker groups have been traced until now."""
+        return tracing_lock.held
 
     def say_no_more(self) -> None:
         """The program has ended: all workers and ps leave now, and none is missed."""

@@ -116,8 +116,8 @@ class MeasuredFit(keras.callbacks.Callback):
     """Writes what the probe wants to know.
 
     The file holds JSON: `batch` (examples) and `batch_bytes` (that the chief sends) of a step, and `epoch` (its steps), null if
-    not known, `variables` (`name`, `shape`, `size` in bytes, `is_table`), and `steps`: pairs of a moment (`time.monotonic`) and
-    the steps that were done then.
+    not known, `variables` (`name`, `shape`, `size` in bytes, `is_table`), and `steps`: a moment (`time.monotonic`), the steps
+    that were done then, and the seconds for which functions of worker groups had been traced.
     """
 
     tfdist_reads_batches = False  # See keras_hooks/trainer.py.
@@ -134,7 +134,7 @@ class MeasuredFit(keras.callbacks.Callback):
         self._path = f"{report}{SUFFIX}"
         self._batch = batch_of(arguments)
         self._clock = clock
-        self._steps: list[tuple[float, int]] = []
+        self._steps: list[tuple[float, int, float]] = []
         self._done = 0
         self._last = -1
         self._written_at = 0.0
@@ -151,7 +151,8 @@ class MeasuredFit(keras.callbacks.Callback):
         now = self._clock()
         if now - self._written_at >= WRITE_SECONDS:
             self._written_at = now
-            self._steps.append((now, self._done))
+            strategy = getattr(self.model, "distribute_strategy", None)
+            self._steps.append((now, self._done, getattr(strategy, "seconds_traced", 0.0)))
             self._write()
 
     def _write(self) -> None:

@@ -20,7 +20,12 @@ class TracingLock:
         self._times = threading.Lock()
         self._depth = 0
         self._counted = 0.0  # What `now` has reached when the lock was last taken or released.
-        self._since = clock()
+        self._since = self._begin = clock()
+
+    @property
+    def held(self) -> float:
+        """Seconds for which the lock was held until now."""
+        return self._clock() - self._begin - self.now()
 
     def now(self) -> float:
         """Returns a moment, in seconds, on a clock that does not count the time for which the lock was held."""

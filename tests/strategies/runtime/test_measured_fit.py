@@ -125,7 +125,7 @@ def test_steps_and_variables(tmp_path):
             clock.now += 1.0
             callback.on_train_batch_end(batch)
     fit = window.read(tmp_path / "report.json")
-    assert list(fit.steps) == [(1.0, 5), (2.0, 10), (3.0, 15), (4.0, 20)]
+    assert list(fit.steps) == [(1.0, 5), (2.0, 10), (3.0, 15), (4.0, 20)] and list(fit.traced) == [0.0] * 4
     assert (fit.batch, fit.batch_bytes, fit.epoch) == (10, 240, 10)
     assert [(v.shape, v.size, v.is_table) for v in fit.variables] == [
         ((7, 2), 56, True),
@@ -135,6 +135,14 @@ def test_steps_and_variables(tmp_path):
     assert window.read(tmp_path / "none") is None
     (tmp_path / f"torn{window.SUFFIX}").write_text(json.dumps({"batch": 1})[:-1])
     assert window.read(tmp_path / "torn") is None
+
+
+def test_it_writes_how_long_functions_of_groups_were_traced(tmp_path):
+    strategy = SimpleNamespace(seconds_traced=0.5)
+    callback = MeasuredFit(str(tmp_path / "report.json"), {"x": X, "y": Y})
+    callback.set_model(SimpleNamespace(distribute_strategy=strategy, trainable_variables=[], _flatten_layers=lambda: []))
+    callback.on_train_batch_end(0)
+    assert list(window.read(tmp_path / "report.json").traced) == [0.5]
 
 
 def test_a_full_disk_does_not_end_a_training_whose_steps_are_counted(monkeypatch, tmp_path):
