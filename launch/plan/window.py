@@ -24,8 +24,14 @@ PAUSE_SECONDS, PAUSE_TIMES = 0.5, 4.0
 TRACED_SECONDS = 0.05
 """Functions that take longer to trace interrupt the steps: the chief traces them, then the worker optimizes them."""
 
+TRACES_AGAIN_SECONDS = 12.0
+"""A program traces again and again if, for so long, it has no third of the time without it."""
+
 LEAST_REPORTS = 3
 """Reports that a window has at least, after its first one."""
+
+Window = tuple[tuple[float, int], tuple[float, int]]
+"""The first and the last report that count: a moment, and the steps that were done then."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Fit:
         batch: examples of a step; None if not known.
         batch_bytes: bytes of a batch that the chief sends; None if not known.
         variables: the trainable variables.
-        steps: pairs of a moment and the steps that were done then.
+        steps: the reports, pairs of a moment and the steps that were done then.
         epoch: steps of an epoch; None if not known.
         traced: for each of `steps`, the seconds for which functions of worker groups had been traced by then. Empty for none.
     """
@@ -48,12 +54,19 @@ class Fit:
     epoch: int | None = None
     traced: Sequence[float] = ()
 
-    def window(self) -> tuple[tuple[float, int], tuple[float, int]] | None:
+    def window(self) -> Window | None:
         """Returns the first and the last report that count; None as long as there are too few.
 
         They are those of the longest time without a pause, in which a function was traced, as at the end of an epoch. With many
-        steps between two reports, tracing makes no pause that is long beside the others.
+        steps between two reports, tracing makes no pause that is long beside the others. A program that traces functions again
+        and again is measured with that.
         """
+        without, with_all = self._longest(True), self._longest(False)
+        if with_all is not None and _seconds(with_all) >= max(TRACES_AGAIN_SECONDS, 3 * _seconds(without)):
+            return with_all
+        return without
+
+    def _longest(self, without_tracing: bool) -> Window | None:
         if len(self.steps) < 2:
             return None
         warm = self.steps[0][0] + WARM_SECONDS
@@ -63,15 +76,19 @@ class Fit:
         pause = max(PAUSE_SECONDS, PAUSE_TIMES * statistics.median(times)) if times else PAUSE_SECONDS
         # The worker still has calls from before: it optimizes the function and runs it first up to two reports later.
         before = [traced[max(0, number - 3)] for number in range(len(traced))]
-        ends = [n for n, time in enumerate(times, 1) if time > pause or traced[n] - before[n] > TRACED_SECONDS]
+        is_traced = [without_tracing and now - then > TRACED_SECONDS for now, then in zip(traced, before, strict=True)]
+        ends = [number for number, time in enumerate(times, 1) if time > pause or is_traced[number]]
         parts = [counted[begin:end] for begin, end in itertools.pairwise([0, *ends, len(counted)])]
         longest = max(parts, key=lambda part: part[-1][0] - part[0][0] if part else 0.0)
         return (longest[0], longest[-1]) if len(longest) > LEAST_REPORTS else None
 
     def is_enough(self, seconds: float) -> bool:
         """Returns whether the window is as long as that."""
-        window = self.window()
-        return window is not None and window[1][0] - window[0][0] >= seconds
+        return _seconds(self.window()) >= seconds
+
+
+def _seconds(window: Window | None) -> float:
+    return 0.0 if window is None else window[1][0] - window[0][0]
 
 
 def read(report: Path) -> Fit | None:

@@ -15,3 +15,10 @@ def test_steps_beside_which_a_function_was_traced_do_not_count():
     assert Fit(50, 100, (), CALLS, None, late).window() == (CALLS[2], CALLS[8])
     short = [2.0 + 0.001 * n for n in range(12)]  # The lock is also taken to look for a function.
     assert Fit(50, 100, (), CALLS, None, short).window() == (CALLS[2], CALLS[-1])
+
+
+def test_a_program_that_traces_again_and_again_is_measured_with_that():
+    reports = [(0.5 * n, n) for n in range(40)]
+    traced = [0.2 * n for n in range(40)]
+    assert Fit(50, 100, (), reports[:20], None, traced[:20]).window() is None
+    assert Fit(50, 100, (), reports, None, traced).window() == (reports[3], reports[-1])
