@@ -25,7 +25,7 @@ TRACED_SECONDS = 0.05
 """Functions that take longer to trace interrupt the steps: the chief traces them, then the worker optimizes them."""
 
 TRACES_AGAIN_SECONDS = 12.0
-"""A program traces again and again if, for so long, it has no third of the time without it."""
+"""A program that traces again and again has, within so many seconds, less than a third of the time without it."""
 
 LEAST_REPORTS = 3
 """Reports that a window has at least, after its first one."""
