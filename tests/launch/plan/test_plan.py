@@ -19,9 +19,7 @@ from tfdist.launch.jobs.events import Exited
 from tfdist.launch.jobs.job import Program
 from tfdist.launch.plan import arguments, configurations, host_link, probe
 from tfdist.launch.plan.command import main
-from tfdist.launch.plan.configurations import Configuration
-from tfdist.launch.plan.processor_time import ProcessorTime, Sample
-from tfdist.launch.plan.window import Fit, run_of
+from tfdist.launch.plan.window import Fit
 from tfdist.planner import measurement
 from tfdist.planner.measurement import Measurement, Run, Variable
 from tfdist.planner.placement import whole_and_split
@@ -233,28 +231,6 @@ def test_help_is_without_tensorflow(plan):
         "assert not {'tensorflow', 'keras', 'numpy'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60, capture_output=True)
-
-
-def test_the_costs_of_a_step_come_from_the_steps_that_count():
-    """Ten steps per second; the worker uses 0.02 s for each after a slow start, and waits as long."""
-    processor = ProcessorTime()
-    samples = [Sample(t / 10, 5.0 + 0.02 * t, 0.02 * t) for t in range(100)]
-    processor.samples = {"worker:0": samples, "ps:0": samples, "chief:0": samples}
-    steps = [(0.0, 1), *((t / 10, 1 + t) for t in range(1, 80))]
-    fit = Fit(50, 100, (), steps)
-    found = run_of(Configuration("parameter_server", 1, 1), fit, processor)
-    assert found is not None
-    assert (found.worker, found.server, found.chief) == pytest.approx((0.02, 0.02, 0.02))
-    assert found.seconds / found.steps == pytest.approx(0.1)
-    assert found.waited == pytest.approx(found.seconds * 0.2)
-    assert fit.window()[0][0] == pytest.approx(1.5)
-    assert run_of(Configuration("default"), Fit(50, 100, (), steps[:3]), processor) is None
-    # A function is traced in the middle: what comes after it is longer, and counts.
-    paused = [*((t / 10, t) for t in range(1, 30)), *((t / 10, t - 40) for t in range(70, 110))]
-    assert Fit(50, 100, (), paused).window() == ((7.0, 30), (10.9, 69))
-    slow = [(2.0 * t, t) for t in range(1, 8)]  # Steps of two seconds are no pauses.
-    assert Fit(50, 100, (), slow).window() == ((4.0, 2), (14.0, 7))
-    assert run_of(Configuration("default"), Fit(None, None, (), steps), processor) is None
 
 
 def test_the_configurations_of_the_probe():

@@ -1,9 +1,35 @@
 """The steps of a `fit` that the probe of `tfdist plan` counts."""
 
-from tfdist.launch.plan.window import Fit
+import pytest
+
+from tfdist.launch.plan.configurations import Configuration
+from tfdist.launch.plan.processor_time import ProcessorTime, Sample
+from tfdist.launch.plan.window import Fit, run_of
 
 CALLS = [(0.0, 1), (0.7, 65), *((1.6 + 0.85 * n, 129 + 64 * n) for n in range(10))]
 """Reports of calls of 64 steps: one of 0.3 s that is longer than others is no pause beside them."""
+
+
+def test_the_costs_of_a_step_come_from_the_steps_that_count():
+    """Ten steps per second; the worker uses 0.02 s for each after a slow start, and waits as long."""
+    processor = ProcessorTime()
+    samples = [Sample(t / 10, 5.0 + 0.02 * t, 0.02 * t) for t in range(100)]
+    processor.samples = {"worker:0": samples, "ps:0": samples, "chief:0": samples}
+    steps = [(0.0, 1), *((t / 10, 1 + t) for t in range(1, 80))]
+    fit = Fit(50, 100, (), steps)
+    found = run_of(Configuration("parameter_server", 1, 1), fit, processor)
+    assert found is not None
+    assert (found.worker, found.server, found.chief) == pytest.approx((0.02, 0.02, 0.02))
+    assert found.seconds / found.steps == pytest.approx(0.1)
+    assert found.waited == pytest.approx(found.seconds * 0.2)
+    assert fit.window()[0][0] == pytest.approx(1.5)
+    assert run_of(Configuration("default"), Fit(50, 100, (), steps[:3]), processor) is None
+    # A function is traced in the middle: what comes after it is longer, and counts.
+    paused = [*((t / 10, t) for t in range(1, 30)), *((t / 10, t - 40) for t in range(70, 110))]
+    assert Fit(50, 100, (), paused).window() == ((7.0, 30), (10.9, 69))
+    slow = [(2.0 * t, t) for t in range(1, 8)]  # Steps of two seconds are no pauses.
+    assert Fit(50, 100, (), slow).window() == ((4.0, 2), (14.0, 7))
+    assert run_of(Configuration("default"), Fit(None, None, (), steps), processor) is None
 
 
 def test_steps_beside_which_a_function_was_traced_do_not_count():
