@@ -86,6 +86,7 @@ def test_openings_without_an_end_take_no_time(opening: str) -> None:
         "# one machine\n",
         "if true; then ",
         "/usr/bin/",
+        "env -u B A=1 ",
         "bash -c 'source x; exec ",
     ],
 )
@@ -172,7 +173,24 @@ def test_a_script_has_one_launcher_that_counts(tmp_path: Path) -> None:
         tfdist.read("mpirun -np 2 x\nmpirun -np $N x\n")
 
 
-@pytest.mark.parametrize("form", ["TF_CONFIG='{}' python train.py", "export TF_CONFIG='{}'", "TF_CONFIG='{}'\npython train.py"])
+@pytest.mark.parametrize(
+    "start",
+    ["A=1 {} ", "env -i A=1 {} ", "time env --unset A {} B=2 ", "srun -n 1 env -C /work {} ", "sudo -u me -E {} env B=2 "],
+)
+def test_variables_of_one_command_count_for_its_launcher(start: str) -> None:
+    gpus = start.format("CUDA_VISIBLE_DEVICES=2,3,5")
+    assert tfdist.read(f"{gpus}deepspeed train.py").describe() == "3 workers"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "TF_CONFIG='{}' python train.py",
+        "env A=1 TF_CONFIG='{}' python train.py",
+        "export TF_CONFIG='{}'",
+        "TF_CONFIG='{}'\npython train.py",
+    ],
+)
 def test_an_assignment_of_a_launchers_variable_is_read(form: str) -> None:
     cluster = tfdist.read(form.replace("{}", json.dumps(TF_CONFIG)))
     assert cluster == tfdist.read(TF_CONFIG) and cluster.task == ("worker", 1)

@@ -6,6 +6,7 @@ options describe a cluster (`CommandReader.options`), and assignments count if a
 (`TF_CONFIG='{...}'`).
 """
 
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,9 @@ MAX_LAUNCHERS = 100
 """Launchers of a script that are read and compared."""
 
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*", re.ASCII)
+_SETTERS = frozenset({"env", "sudo"})
+_SETTERS_VALUED = frozenset({"-u", "--unset", "--user", "-g", "--group", "-C", "-D", "--chdir"})
+"""Programs that take variables for the program behind them, and their options whose value is a word of its own."""
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh", "script"})
 _WHICH = re.compile(r"(?:\$\(|`)(?:which|command -v) ([\w./-]+)[)`]", re.ASCII)
 _SHEBANG = re.compile(r"#!.*\b(?:ba|z|da|k)?sh\b")
@@ -123,11 +127,13 @@ def _launch(
     command: ShellCommand, variables: Mapping[str, str], source: Source, has_lines: bool, known: Mapping[str, str]
 ) -> Launch | None:
     words = command.words[:MAX_WORDS]
+    own = {**command.variables, **_of_env(words)}
+    variables = {**variables, **own}
     if ON_NODE in known and ON_NODE not in variables:
         variables = {ON_NODE: known[ON_NODE], **variables}
-    found = _found(words, source, (known, command.exported, command.variables))
+    found = _found(words, source, (known, command.exported, own))
     if found is None:
-        dialect = _by_options(words) or _environment(command.variables)
+        dialect = _by_options(words) or _environment(own)
         kept = words if _by_options(words) else ()
         return Launch(dialect, kept, command.line, variables) if dialect else None
     start, name, inner = found
@@ -141,6 +147,22 @@ def _launch(
         outer = Launch(programs()["srun"], before[before.index("srun") :], command.line)
     _check_single(rest, source, command.line if has_lines else None)
     return Launch(dialect, rest, command.line, variables, outer)
+
+
+def _of_env(words: Sequence[str]) -> dict[str, str]:
+    """Returns the variables that `env A=1 torchrun` or `sudo A=1 torchrun` gives the program, also behind `time` and such."""
+    found: dict[str, str] = {}
+    if not words or os.path.basename(words[0]) not in PREFIXES:
+        return found
+    rest = itertools.dropwhile(lambda word: os.path.basename(word) not in _SETTERS, words)
+    for word in rest:
+        if (match := ASSIGNMENT.fullmatch(word)) is not None:
+            found[match[1]] = match[2]
+        elif word in _SETTERS_VALUED:
+            next(rest, None)
+        elif not word.startswith("-") and os.path.basename(word) not in _SETTERS:
+            break
+    return found
 
 
 def _found(
