@@ -173,6 +173,11 @@ def test_a_script_has_one_launcher_that_counts(tmp_path: Path) -> None:
         tfdist.read("mpirun -np 2 x\nmpirun -np $N x\n")
 
 
+@pytest.mark.parametrize("python", ["python", "python3 -u", "python -W ignore", "python3 -X faulthandler -W error -u"])
+def test_options_of_python_before_the_module_do_not_matter(python: str) -> None:
+    assert tfdist.read(f"{python} -m torch.distributed.run --nproc-per-node 3 train.py").describe() == "3 workers"
+
+
 @pytest.mark.parametrize(
     "start",
     ["A=1 {} ", "env -i A=1 {} ", "time env --unset A {} B=2 ", "srun -n 1 env -C /work {} ", "sudo -u me -E {} env B=2 "],

@@ -28,6 +28,8 @@ MAX_LAUNCHERS = 100
 """Launchers of a script that are read and compared."""
 
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*", re.ASCII)
+_PYTHON_VALUED = frozenset({"-W", "-X", "-Q", "--check-hash-based-pycs"})
+"""Options of Python whose value is a word of its own, `python -W ignore -m torch.distributed.run`."""
 _SETTERS = frozenset({"env", "sudo"})
 _SETTERS_VALUED = frozenset({"-u", "--unset", "--user", "-g", "--group", "-C", "-D", "--chdir"})
 """Programs that take variables for the program behind them, and their options whose value is a word of its own."""
@@ -208,9 +210,11 @@ def _used(script: str, given: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 def _module(words: Sequence[str], position: int) -> int | None:
     """Returns the position of the module or file that `python` at `position` runs."""
+    is_value = False
     for index in range(position + 1, len(words)):
-        if not words[index].startswith("-") or words[index - 1] == "-m":
+        if not is_value and (not words[index].startswith("-") or words[index - 1] == "-m"):
             return index
+        is_value = not is_value and words[index] in _PYTHON_VALUED
     return None
 
 
