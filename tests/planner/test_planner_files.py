@@ -123,6 +123,7 @@ def test_bad_prices(text, tmp_path):
 
 def test_cores_of_machine_types():
     assert [prices.cores(name) for name in ("n1-highcpu-8", "standard", "complex_model_l", "laptop")] == [8, 4, 32, None]
+    assert prices.cores("n1-standard-16+2xNVIDIA_TESLA_T4") == 16 and prices.cores("+2xNVIDIA_TESLA_T4") is None
 
 
 def predictions():
