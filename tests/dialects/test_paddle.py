@@ -164,6 +164,8 @@ def test_variables_that_cannot_be_are_named(change, message):
         ("fleetrun --server_num=1 --worker_num=2 train.py", ["localhost:27183", "localhost:27184", "localhost:27182"]),
     ],
 )
+        ("CUDA_VISIBLE_DEVICES=2,3 fleetrun --ips=a,b train.py", ["a:6070", "a:6071", "b:6070", "b:6071"]),
+        ("env CUDA_VISIBLE_DEVICES=2,3 fleetrun --ips=a --gpus 1 t.py", ["a:6070"]),
 def test_the_launchers_command_lines(command, expected):
     assert [address.split()[-1] for address in addresses(description(command).addressed())] == [e.split()[-1] for e in expected]
 
