@@ -105,6 +105,8 @@ def with_extension(**extension: Any) -> dict[str, Any]:
         ({"cluster": {}, "task": {"type": "ps", "index": 0}}, "the task is ps:0, but `cluster` has no tasks"),
         ({"cluster": {}, "task": {"type": "worker", "index": 3}}, "the task is worker:3, but `cluster` has no tasks"),
         ({"worker": []}, "the specification has no tasks"),
+        ({"evaluator": 1}, "there are evaluators but nothing that trains"),
+        ({"cluster": {"evaluator": [A]}}, "there are evaluators but nothing that trains"),
         (with_task("worker", 2), "the task is worker:2, but `cluster` has 2 worker tasks"),
         (with_task("chief", 0), "the task is chief:0, but `cluster` has worker, ps"),
         (with_task("wroker", 0), "did you mean worker?"),

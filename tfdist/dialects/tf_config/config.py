@@ -120,7 +120,8 @@ class _Reader:
         if evaluators:
             jobs["evaluator"] = evaluators
         tasks = self._tasks(jobs, task, fields)
-        partial = fields.flag("partial", partial or [entry.job for entry in tasks] == ["evaluator"])
+        sees_itself = task is not None and [entry.job for entry in tasks] == ["evaluator"]
+        partial = fields.flag("partial", partial or sees_itself)
         cluster = Cluster(
             tasks=tuple(tasks),
             worker_groups=fields.groups("worker_groups"),
