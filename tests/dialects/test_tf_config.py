@@ -107,6 +107,8 @@ def with_extension(**extension: Any) -> dict[str, Any]:
         ({"worker": []}, "the specification has no tasks"),
         ({"evaluator": 1}, "there are evaluators but nothing that trains"),
         ({"cluster": {"evaluator": [A]}}, "there are evaluators but nothing that trains"),
+        ({"worker": 2, "ps": "1"}, "ps: '1' is not a number of tasks, as worker has; give numbers for all jobs, or addresses"),
+        ({"worker": "2", "ps": 1}, "worker: '2' is not a number of tasks, as ps has"),
         (with_task("worker", 2), "the task is worker:2, but `cluster` has 2 worker tasks"),
         (with_task("chief", 0), "the task is chief:0, but `cluster` has worker, ps"),
         (with_task("wroker", 0), "did you mean worker?"),
