@@ -121,6 +121,7 @@ def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:
         strategy=launched.strategy or described.strategy,
         partition=launched.partition or described.partition,
         protocol=launched.protocol,
+        min_workers=launched.min_workers or described.min_workers,
         job_dir=described.job_dir or launched.job_dir,
     )
 

@@ -286,6 +286,13 @@ def test_a_description_equal_to_tf_config_keeps_the_task(environ, worker):
 
 def test_an_evaluator_is_assigned_to_a_process(environ):
     environ(slurm(3))
+def test_the_launchers_room_for_workers_counts_with_a_description(environ):
+    spec = {"chief": ["e:1"], "worker": WORKERS[:3], "ps": ["p:1"]}
+    environ({"TF_CONFIG": json.dumps({"cluster": spec, "task": {"type": "chief", "index": 0}, "tfdist": {"min_workers": 2}})})
+    assert resolved().min_workers == 2
+    assert resolved({"chief": 1, "worker": 3, "ps": 1}) == resolved()
+
+
     cluster = resolved({"worker": 3, "evaluator": 1})
     assert cluster.task == ("evaluator", 0)
     assert cluster.find("evaluator", 0).address == "n2:8889"
