@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 DEFAULT_START_TIMEOUT = 300.0
 DEFAULT_RENDEZVOUS_TIMEOUT = 300.0
+LONGEST_TIMEOUT = 1e8
+"""Three years, in seconds. Timers of the system take no infinity, with which users say "never"."""
 
 _log = logging.getLogger("tfdist")
 _created: "list[tuple[Cluster, tf.distribute.Strategy]]" = []  # At most one: TensorFlow's runtime connects to one cluster.
@@ -69,8 +71,8 @@ def strategy(
     if is_flag_values(cfg):
         start_timeout = cfg.start_timeout if start_timeout is None else start_timeout
         rendezvous_timeout = cfg.rendezvous_timeout if rendezvous_timeout is None else rendezvous_timeout
-    start_timeout = DEFAULT_START_TIMEOUT if start_timeout is None else start_timeout
-    limit = DEFAULT_RENDEZVOUS_TIMEOUT if rendezvous_timeout is None else rendezvous_timeout
+    start_timeout = min(DEFAULT_START_TIMEOUT if start_timeout is None else start_timeout, LONGEST_TIMEOUT)
+    limit = min(DEFAULT_RENDEZVOUS_TIMEOUT if rendezvous_timeout is None else rendezvous_timeout, LONGEST_TIMEOUT)
     is_child = _is_imported_by_a_child()
     meet: Rendezvous = RankInfo.outline if is_child else lambda rank_info: rendezvous(rank_info, limit)
     cluster = _resolve(cfg, synchronization, meet)

@@ -1,11 +1,13 @@
 """The environment: which launcher counts where several left variables, and how it merges with the program's description."""
 
 import json
+import math
+import threading
 
 import pytest
 
 import tfdist
-from tfdist import process_cluster
+from tfdist import create_strategy, process_cluster
 from tfdist.cluster import Cluster
 from tfdist.dialects import environment
 from tfdist.dialects.tf_config.environment import from_environ
@@ -284,8 +286,6 @@ def test_a_description_equal_to_tf_config_keeps_the_task(environ, worker):
     assert resolved().task == ("worker", 1)
 
 
-def test_an_evaluator_is_assigned_to_a_process(environ):
-    environ(slurm(3))
 def test_the_launchers_room_for_workers_counts_with_a_description(environ):
     spec = {"chief": ["e:1"], "worker": WORKERS[:3], "ps": ["p:1"]}
     environ({"TF_CONFIG": json.dumps({"cluster": spec, "task": {"type": "chief", "index": 0}, "tfdist": {"min_workers": 2}})})
@@ -293,6 +293,8 @@ def test_the_launchers_room_for_workers_counts_with_a_description(environ):
     assert resolved({"chief": 1, "worker": 3, "ps": 1}) == resolved()
 
 
+def test_an_evaluator_is_assigned_to_a_process(environ):
+    environ(slurm(3))
     cluster = resolved({"worker": 3, "evaluator": 1})
     assert cluster.task == ("evaluator", 0)
     assert cluster.find("evaluator", 0).address == "n2:8889"
@@ -330,6 +332,17 @@ def test_a_variable_may_hold_the_description(environ):
     assert resolved().task == ("worker", 0)
     # The description in the program overrides it.
     assert resolved({"worker": 4}).task == ("worker", 1)
+
+
+def test_a_wait_without_an_end_is_one_that_timers_take(environ, monkeypatch):
+    environ()
+    waits = []
+    monkeypatch.setattr(create_strategy, "_create", lambda cluster, choice, timeout: waits.append(timeout))
+    for start_timeout in (math.inf, 1e30, 7.5):
+        create_strategy.strategy({"worker": 1}, start_timeout=start_timeout)
+    monkeypatch.setattr(create_strategy, "rendezvous", lambda rank_info, timeout: waits.append(timeout) or rank_info.outline())
+    create_strategy.strategy("torchrun --nnodes 2 --master-addr a train.py", rendezvous_timeout=math.inf)
+    assert waits[2] == 7.5 and all(0 < wait < threading.TIMEOUT_MAX for wait in waits)
 
 
 def test_task_counts_are_a_description_but_no_tf_config():

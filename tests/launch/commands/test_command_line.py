@@ -2,10 +2,13 @@
 
 import collections
 import json
+import math
 import os
 import re
 import subprocess
 import sys
+import threading
+import types
 
 import pytest
 
@@ -15,7 +18,7 @@ from tfdist.dialects import read
 from tfdist.launch.backends.local import backend as local
 from tfdist.launch.backends.local import resources
 from tfdist.launch.command_line import splitting
-from tfdist.launch.commands import cli, dry_run
+from tfdist.launch.commands import cli, dry_run, run_flags
 from tfdist.launch.jobs.job import Job, Program
 
 pytestmark = pytest.mark.slow
@@ -69,6 +72,11 @@ def test_a_dry_run_of_many_tasks_does_nothing_for_each_pair_of_them(monkeypatch,
     assert [json.loads(text) for text in re.findall(r"TF_CONFIG='(.*)'", shown)] == [
         plan.job.cluster.tf_config(task.job, task.index) for task in plan.job.cluster.tasks
     ]
+
+
+def test_a_grace_period_without_an_end_is_one_that_timers_take():
+    values = {name: cli.FLAGS[name].value for name in cli.FLAGS} | {"grace_period": math.inf}
+    assert 1e6 < run_flags.settings(types.SimpleNamespace(**values), ["worker:0"]).grace_period < threading.TIMEOUT_MAX
 
 
 @pytest.fixture
