@@ -131,6 +131,12 @@ def test_words_before_the_launcher_do_not_matter(before: str) -> None:
         ("[ $A ] && export TORCHRUN=torchrun\nsrun $TORCHRUN x.py", "<text>:1: torchrun is put into a variable"),
         ("ssh host torchrun --nnodes 2 x.py", "'ssh' starts torchrun elsewhere, or does not start it; give the command from"),
         ("mpirun -np 2 torchrun --nproc-per-node 2 x.py", "mpirun starts torchrun on every task, and each of these starts"),
+        ("mpirun -np 2 -H a,b accelerate launch --num_processes 8 x.py", "mpirun starts accelerate on every task, and each"),
+        ("mpirun -np 2 -H a,b conda run -n x deepspeed x.py", "mpirun starts deepspeed on every task, and each"),
+        (
+            "mpirun -N 1 -H a,b python -m paddle.distributed.launch x.py",
+            "mpirun starts paddle.distributed.launch on every task",
+        ),
         (
             "srun -n 4 torchrun --nproc-per-node 2 x.py",
             "srun starts torchrun on each of 4 tasks, and its own options describe one",
@@ -150,6 +156,7 @@ def test_variables_that_do_not_concern_the_cluster_are_passed_over() -> None:
         "torchrun --standalone --nproc_per_node=2 --rdzv_id=$ID --log_dir $LOGS $HOME/train.py $ARGS",
         "mpirun -np 2 -x PATH=$PATH -mca btl $BTL python train.py $ARGS",
         "accelerate launch --num_processes 2 --mixed_precision=$MP train.py $ARGS",
+        "mpirun -np 2 conda run -n deepspeed python train.py --deepspeed",
     ):
         assert tfdist.read(line).describe() == "2 workers"
 

@@ -33,6 +33,11 @@ _PYTHON_VALUED = frozenset({"-W", "-X", "-Q", "--check-hash-based-pycs"})
 _SETTERS = frozenset({"env", "sudo"})
 _SETTERS_VALUED = frozenset({"-u", "--unset", "--user", "-g", "--group", "-C", "-D", "--chdir"})
 """Programs that take variables for the program behind them, and their options whose value is a word of its own."""
+_STARTERS = frozenset(
+    {"torchrun", "horovodrun", "torch.distributed.run", "torch.distributed.launch", "paddle.distributed.launch", "fleetrun"}
+    | {"accelerate-launch", "accelerate.commands.launch"}
+)
+"""Launchers that start processes on each task of another one."""
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh", "script"})
 _WHICH = re.compile(r"(?:\$\(|`)(?:which|command -v) ([\w./-]+)[)`]", re.ASCII)
 _SHEBANG = re.compile(r"#!.*\b(?:ba|z|da|k)?sh\b")
@@ -255,11 +260,12 @@ def _hidden(command: ShellCommand) -> dict[str, _Hidden]:
 
 def _check_single(words: Sequence[str], source: Source, line: int | None) -> None:
     """Raises ClusterError for a launcher that starts another one on every task."""
-    starters = {name for name in ("torchrun", "horovodrun", "torch.distributed.run", "torch.distributed.launch")}
-    for word in words[1:]:
+    for before, word, after in zip(words, words[1:], (*words[2:], ""), strict=False):
         if word.endswith(".py"):
             return
-        if os.path.basename(word) in starters:
+        name = os.path.basename(word)
+        is_deepspeed = name == "deepspeed" and before not in ("-n", "--name")  # `conda run -n deepspeed python`
+        if name in _STARTERS or is_deepspeed or (name, after) == ("accelerate", "launch"):
             raise source.error(
                 f"{words[0]} starts {word} on every task, and each of these starts processes; give the command of one launcher",
                 line=line,
