@@ -40,6 +40,8 @@ def summary(cluster: tfdist.Cluster) -> tuple[int, int, int]:
         (("--nodes=2", "--ntasks-per-n=4"), (8, 1, 0)),
         (("-n 16", "--gres=gpu:1"), (16, 1, 0)),  # They share it.
         (("--tres-per-task=gres/gpu:2", "-n 2"), (2, 2, 2)),
+        (("--tres-per-task=cpu=8,gres/gpu:a100=2", "-n 2"), (2, 2, 2)),
+        (("--tres-per-task=gres/gpu=4", "-n 2"), (2, 4, 4)),
         (("--exclusive --ntasks=2 --mem=0 -J name -p gpu",), (2, 1, 0)),
         (("--some-plugin --ntasks=2",), (2, 1, 0)),
         (("--wait --ntasks=2", "-W --gpus-per-task=1"), (2, 1, 1)),

@@ -77,7 +77,7 @@ OF_TASKS = ("ntasks", "nodes", "ntasks-per-node", "ntasks-per-gpu")
 _OF_GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gres", "tres-per-task")
 """Options that say how many GPUs there are."""
 
-_COUNT = re.compile(r"(?:.*:)?([0-9]{1,9})(?:\([^)]*\))?", re.ASCII)
+_COUNT = re.compile(r"(?:.*[:=])?([0-9]{1,9})(?:\([^)]*\))?", re.ASCII)
 _GRES = re.compile(r"(?:gres[/:])?gpu(?:[:=/](.*))?", re.ASCII)
 
 
