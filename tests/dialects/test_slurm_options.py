@@ -55,6 +55,7 @@ def test_the_step_counts_that_starts_the_program() -> None:
     lines = ("--nodes=4", "--ntasks-per-node=8")
     assert summary(script(*lines, run="srun --ntasks=4 --gpus-per-task=1 python x.py")) == (4, 1, 1)
     assert summary(script(*lines, run="srun -N1 -n1 hostname\nsrun python x.py")) == (32, 1, 0)
+    assert summary(script(*lines, run="srun -ln6 -vvG 6 python x.py")) == (6, 1, 1)
     assert summary(script("-n 6", run="srun --ntasks=$SLURM_NTASKS python x.py")) == (6, 1, 0)
     assert summary(script(*lines, run="srun --ntasks=$SLURM_NNODES python x.py")) == (4, 1, 0)
     with pytest.raises(ClusterError, match="different numbers of tasks in lines 4, 5; keep the one that trains"):
