@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from tfdist.choice import prepared
-from tfdist.cluster import Cluster, Task
+from tfdist.cluster import Cluster, Groups, Task
 from tfdist.dialects import description, environment, from_environment
 from tfdist.dialects.registry import names_jobs
 from tfdist.errors import ClusterError, Source
@@ -109,14 +109,18 @@ def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:
             sync_period=launched.sync_period if launched.says_sync_period else described.sync_period,
             synchronization=dataclasses.replace(described.synchronization, **launched.synchronization.non_default()),
         )
-    devices = {task.name: (task.slots, task.gpus) for task in described.tasks}
-    tasks = []
-    for task in launched.tasks:
-        slots, gpus = devices.get(task.name, (task.slots, task.gpus))
-        tasks.append(dataclasses.replace(task, slots=slots, gpus=gpus))
+    # Slots of tasks that compute may be those that the launcher's flags ask for.
+    known, is_itself = {task.name: task for task in described.tasks}, described.task is not None
+    tasks = tuple(
+        dataclasses.replace(task, slots=known[task.name].slots, gpus=known[task.name].gpus)
+        if task.name in known and (is_itself or task.job == "ps" or (task.slots, task.gpus) == (1, 0))
+        else task
+        for task in launched.tasks
+    )
     return dataclasses.replace(
         described,
-        tasks=tuple(tasks),
+        tasks=tasks,
+        worker_groups=_worker_groups(tasks, described, launched),
         task=launched.task,
         strategy=launched.strategy or described.strategy,
         partition=launched.partition or described.partition,
@@ -124,6 +128,24 @@ def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:
         min_workers=launched.min_workers or described.min_workers,
         job_dir=described.job_dir or launched.job_dir,
     )
+
+
+def _worker_groups(tasks: tuple[Task, ...], described: Cluster, launched: Cluster) -> Groups:
+    """Returns the worker groups of a description for `tasks`, which may have other slots than it says.
+
+    Raises:
+        ClusterError: if it puts the slots into groups, and only it does.
+    """
+    if [task.slots for task in tasks if task.job == "worker"] == [task.slots for task in described.job("worker")]:
+        return described.worker_groups
+    if dataclasses.replace(described, worker_groups=()).worker_groups == described.worker_groups:
+        return ()
+    if dataclasses.replace(launched, worker_groups=()).worker_groups == launched.worker_groups:
+        raise described.source.error(
+            f"the program puts the slots of its workers into groups, and {launched.source.name} says that they have others; "
+            "describe the groups with these"
+        )
+    return launched.worker_groups
 
 
 def _with_launched_processes(described: Cluster, launched: Cluster) -> Cluster:

@@ -293,6 +293,36 @@ def test_the_launchers_room_for_workers_counts_with_a_description(environ):
     assert resolved({"chief": 1, "worker": 3, "ps": 1}) == resolved()
 
 
+@pytest.mark.parametrize(
+    ("described", "slots", "groups"),
+    [
+        # The launcher's --gpus_per_task or --partition_devices: (2, 2) for each worker.
+        ({"chief": 1, "worker": 2, "ps": 1}, [(2, 2), (2, 2)], ((0, 1), (2, 3))),
+        # Both say it.
+        (
+            {"cluster": {"chief": 1, "worker": 2, "ps": 1}, "tfdist": {"slots": {"worker": [[4, 4], [1, 0]]}}},
+            [(2, 2), (2, 2)],
+            ((0, 1), (2, 3)),
+        ),
+    ],
+)
+def test_slots_that_the_launcher_gives_count_with_a_description(environ, described, slots, groups):
+    config = {"cluster": {"chief": ["e:1"], "worker": WORKERS[:2], "ps": ["p:1"]}, "task": {"type": "chief", "index": 0}}
+    environ({"TF_CONFIG": json.dumps(config | {"tfdist": {"slots": {"worker": [[2, 2], [2, 2]]}}})})
+    cluster = resolved(described)
+    assert [(task.slots, task.gpus) for task in cluster.job("worker")] == slots and cluster.worker_groups == groups
+    together = {"cluster": described.get("cluster", described), "tfdist": {"worker_groups": [[0, 1]]}}
+    with pytest.raises(ClusterError, match="the program puts the slots of its workers into groups, and TF_CONFIG says that"):
+        resolved(together)
+    extension = {"slots": {"worker": [[2, 2], [2, 2]], "ps": [[2, 0]]}, "worker_groups": [[0, 1, 2, 3]]}
+    environ({"TF_CONFIG": json.dumps(config | {"tfdist": extension})})
+    assert resolved(together).worker_groups == ((0, 1, 2, 3),)
+    environ({"TF_CONFIG": json.dumps(config)})  # A scheduler says nothing of them.
+    assert [(task.slots, task.gpus) for task in resolved(described).tasks] == [
+        (task.slots, task.gpus) for task in tfdist.read(described).tasks
+    ]
+
+
 def test_an_evaluator_is_assigned_to_a_process(environ):
     environ(slurm(3))
     cluster = resolved({"worker": 3, "evaluator": 1})
