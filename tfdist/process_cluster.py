@@ -120,7 +120,10 @@ def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:
     return dataclasses.replace(
         described,
         tasks=tasks,
-        worker_groups=_worker_groups(tasks, described, launched),
+        worker_groups=_groups("worker", tasks, described, launched),
+        server_groups=_groups("ps", tasks, described, launched),
+        separate_servers=described.separate_servers and launched.separate_servers,
+        share_memory=described.share_memory and launched.share_memory,
         task=launched.task,
         strategy=launched.strategy or described.strategy,
         partition=launched.partition or described.partition,
@@ -130,22 +133,29 @@ def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:
     )
 
 
-def _worker_groups(tasks: tuple[Task, ...], described: Cluster, launched: Cluster) -> Groups:
-    """Returns the worker groups of a description for `tasks`, which may have other slots than it says.
+def _groups(job: str, tasks: tuple[Task, ...], described: Cluster, launched: Cluster) -> Groups:
+    """Returns the groups of the workers or ps in `tasks`: those of the description, or where it says nothing, of TF_CONFIG.
 
     Raises:
-        ClusterError: if it puts the slots into groups, and only it does.
+        ClusterError: if the description puts the slots of its tasks into groups, and TF_CONFIG alone says how many there are.
     """
-    if [task.slots for task in tasks if task.job == "worker"] == [task.slots for task in described.job("worker")]:
-        return described.worker_groups
-    if dataclasses.replace(described, worker_groups=()).worker_groups == described.worker_groups:
-        return ()
-    if dataclasses.replace(launched, worker_groups=()).worker_groups == launched.worker_groups:
+    name = "worker_groups" if job == "worker" else "server_groups"
+    slots = [task.slots for task in tasks if task.job == job]
+    has_slots = [task.slots for task in described.job(job)] == slots
+    is_usual = dataclasses.replace(described, worker_groups=(), server_groups=()) == described
+    given: Groups = getattr(launched, name)
+    plain = dataclasses.replace(launched, worker_groups=(), server_groups=())
+    if given == getattr(plain, name) or [task.slots for task in launched.job(job)] != slots:
+        given = ()
+    if has_slots and not (is_usual and given and described.task is None):
+        own: Groups = getattr(described, name)
+        return own
+    if not is_usual and not given:
         raise described.source.error(
-            f"the program puts the slots of its workers into groups, and {launched.source.name} says that they have others; "
+            f"the program puts the slots of its {job} tasks into groups, and {launched.source.name} gives them others; "
             "describe the groups with these"
         )
-    return launched.worker_groups
+    return given
 
 
 def _with_launched_processes(described: Cluster, launched: Cluster) -> Cluster:

@@ -312,7 +312,9 @@ def test_slots_that_the_launcher_gives_count_with_a_description(environ, describ
     cluster = resolved(described)
     assert [(task.slots, task.gpus) for task in cluster.job("worker")] == slots and cluster.worker_groups == groups
     together = {"cluster": described.get("cluster", described), "tfdist": {"worker_groups": [[0, 1]]}}
-    with pytest.raises(ClusterError, match="the program puts the slots of its workers into groups, and TF_CONFIG says that"):
+    with pytest.raises(
+        ClusterError, match="the program puts the slots of its worker tasks into groups, and TF_CONFIG gives them"
+    ):
         resolved(together)
     extension = {"slots": {"worker": [[2, 2], [2, 2]], "ps": [[2, 0]]}, "worker_groups": [[0, 1, 2, 3]]}
     environ({"TF_CONFIG": json.dumps(config | {"tfdist": extension})})
@@ -321,6 +323,15 @@ def test_slots_that_the_launcher_gives_count_with_a_description(environ, describ
     assert [(task.slots, task.gpus) for task in resolved(described).tasks] == [
         (task.slots, task.gpus) for task in tfdist.read(described).tasks
     ]
+
+
+def test_groups_that_the_launcher_gives_count_with_a_description_that_gives_none(environ):
+    config = {"cluster": {"worker": WORKERS, "ps": ["p:1", "q:1"]}, "task": {"type": "worker", "index": 0}}
+    extension = {"worker_groups": [[0, 2], [1, 3]], "server_groups": [[0], [1]], "share_memory": False, "sync_period": 8}
+    environ({"TF_CONFIG": json.dumps(config | {"tfdist": extension})})
+    assert resolved({"worker": 4, "ps": 2}) == resolved() and len(resolved().server_groups) == 2
+    own = "cluster { nworkers_per_group: 4 nservers_per_group: 2 server_worker_separate: true }"
+    assert (resolved(own).worker_groups, resolved(own).server_groups) == (((0, 1, 2, 3),), ((0, 1),))
 
 
 def test_an_evaluator_is_assigned_to_a_process(environ):
