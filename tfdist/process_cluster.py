@@ -129,7 +129,7 @@ def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:
         partition=launched.partition or described.partition,
         protocol=launched.protocol,
         min_workers=launched.min_workers or described.min_workers,
-        job_dir=described.job_dir or launched.job_dir,
+        job_dir=(described.job_dir if is_itself else None) or launched.job_dir or described.job_dir,
     )
 
 

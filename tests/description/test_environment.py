@@ -1,5 +1,6 @@
 """The environment: which launcher counts where several left variables, and how it merges with the program's description."""
 
+import dataclasses
 import json
 import math
 import threading
@@ -323,6 +324,16 @@ def test_slots_that_the_launcher_gives_count_with_a_description(environ, describ
     assert [(task.slots, task.gpus) for task in resolved(described).tasks] == [
         (task.slots, task.gpus) for task in tfdist.read(described).tasks
     ]
+
+
+def test_the_launchers_job_dir_counts_with_a_description(environ):
+    config = {"cluster": {"chief": ["e:1"]}, "task": {"type": "chief", "index": 0}}
+    described = {"scaleTier": "BASIC", "jobDir": "described"}
+    environ({"TF_CONFIG": json.dumps(config)})
+    assert resolved(described).job_dir == "described"
+    environ({"TF_CONFIG": json.dumps(config | {"tfdist": {"job_dir": "given"}})})  # tfdist run --job_dir given
+    assert resolved(described).job_dir == "given"
+    assert resolved(dataclasses.replace(resolved(), job_dir="changed")).job_dir == "changed"  # A flag of the program.
 
 
 def test_groups_that_the_launcher_gives_count_with_a_description_that_gives_none(environ):
