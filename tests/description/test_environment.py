@@ -6,6 +6,7 @@ import math
 import threading
 
 import pytest
+from absl import flags
 
 import tfdist
 from tfdist import create_strategy, process_cluster
@@ -395,6 +396,24 @@ def test_a_wait_without_an_end_is_one_that_timers_take(environ, monkeypatch):
     monkeypatch.setattr(create_strategy, "rendezvous", lambda rank_info, timeout: waits.append(timeout) or rank_info.outline())
     create_strategy.strategy("torchrun --nnodes 2 --master-addr a train.py", rendezvous_timeout=math.inf)
     assert waits[2] == 7.5 and all(0 < wait < threading.TIMEOUT_MAX for wait in waits)
+
+
+def test_tasks_wait_as_long_as_their_launcher(environ, monkeypatch):
+    waits = []
+    monkeypatch.setattr(create_strategy, "_create", lambda cluster, choice, timeout: waits.append(timeout))
+    program = flags.FlagValues()
+    tfdist.define_flags(program)
+    program(["train.py"])
+    for value in ("", "20", "900.0", "none", "nan"):
+        environ({create_strategy.START_VARIABLE: value})
+        create_strategy.strategy({"worker": 1})
+        create_strategy.strategy(program)
+    assert waits == [300, 300, 300, 300, 900, 900, 300, 300, 300, 300]
+    environ({create_strategy.START_VARIABLE: "900"})
+    create_strategy.strategy({"worker": 1}, start_timeout=5.0)
+    program.start_timeout = 6.0
+    create_strategy.strategy(program)
+    assert waits[-2:] == [5, 6]
 
 
 def test_task_counts_are_a_description_but_no_tf_config():

@@ -90,6 +90,11 @@ def test_a_dry_run_shows_tf_config_of_every_cluster_as_its_tasks_get_it(capsys, 
     assert shown == [json.loads(json.dumps(cluster.tf_config(task.job, task.index))) for task in cluster.tasks]
 
 
+def test_a_longer_start_timeout_is_given_to_the_tasks(launch):
+    assert "variables TFDIST_START_TIMEOUT" in launch("-n", "2", "--dry_run", "--start_timeout", "900").stdout
+    assert "TFDIST_START_TIMEOUT" not in launch("-n", "2", "--dry_run", "--start_timeout", "20").stdout
+
+
 def test_a_grace_period_without_an_end_is_one_that_timers_take():
     values = {name: cli.FLAGS[name].value for name in cli.FLAGS} | {"grace_period": math.inf}
     assert 1e6 < run_flags.settings(types.SimpleNamespace(**values), ["worker:0"]).grace_period < threading.TIMEOUT_MAX
