@@ -288,6 +288,24 @@ def test_a_description_equal_to_tf_config_keeps_the_task(environ, worker):
     assert resolved().task == ("worker", 1)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("nowhere.yaml", "TFDIST_CLUSTER: nowhere.yaml: there is no such file"),
+        ('{"worker": 2, "pss": 1}', "TFDIST_CLUSTER: 'pss' is not a job"),
+        ("worker: [a:1]\nps: 5", "TFDIST_CLUSTER:2: ps: 5 is not a list"),
+        ("STANDRD_1", "TFDIST_CLUSTER: STANDRD_1: this is neither a file nor a scale tier"),
+        ("torchrun --nnodes 2 --rdzv_backend c10d x.py", "TFDIST_CLUSTER: torchrun --nnodes 2"),
+    ],
+)
+def test_a_bad_description_in_the_variable_names_it(environ, given, message):
+    environ({environment.CLUSTER_VARIABLE: given})
+    for ask in (resolved, tfdist.read, tfdist.rank):
+        with pytest.raises(ClusterError) as caught:
+            ask()
+        assert str(caught.value).startswith(message)
+
+
 def test_the_launchers_room_for_workers_counts_with_a_description(environ):
     spec = {"chief": ["e:1"], "worker": WORKERS[:3], "ps": ["p:1"]}
     environ({"TF_CONFIG": json.dumps({"cluster": spec, "task": {"type": "chief", "index": 0}, "tfdist": {"min_workers": 2}})})
