@@ -43,7 +43,7 @@ def resolve_cluster(cfg: object, rendezvous: Rendezvous) -> Cluster:
     if described is None:
         return Cluster((Task("chief", 0),), source=Source("python", "no description"))
     if isinstance(described, RankInfo):
-        return rendezvous(described if cfg is None else _with_launched_rank(described, launched))
+        return rendezvous(_with_launched_rank(described, launched))
     if launched is None:
         return described
     if described == launched:  # Equality ignores the task, and the description may have none.
@@ -76,8 +76,8 @@ def current_cluster(rendezvous: Rendezvous = RankInfo.outline) -> Cluster:
 
 def current_rank_info() -> RankInfo | None:
     """Returns the rank info of the environment; None after `tfdist.strategy`, or where the environment gives addresses."""
-    launched = None if _strategy_clusters else from_environment()
-    return launched if isinstance(launched, RankInfo) else None
+    described = None if _strategy_clusters else from_environment()
+    return _with_launched_rank(described, environment.find()) if isinstance(described, RankInfo) else None
 
 
 def set_current_cluster(cluster: Cluster) -> None:
@@ -95,7 +95,9 @@ def _with_launched_rank(described: RankInfo, launched: Cluster | RankInfo | None
     rank = [(task.job, task.index) for task in outline.training_tasks].index(outline.task)
     if isinstance(launched, RankInfo):
         return dataclasses.replace(described, rank=rank, local_rank=launched.local_rank, local_size=launched.local_size)
-    return dataclasses.replace(described, rank=rank)
+    hosts = [task.host for task in outline.training_tasks]
+    here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    return dataclasses.replace(described, rank=rank, local_rank=here.index(rank), local_size=len(here))
 
 
 def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:

@@ -306,6 +306,13 @@ def test_a_bad_description_in_the_variable_names_it(environ, given, message):
         assert str(caught.value).startswith(message)
 
 
+@pytest.mark.parametrize("launcher", [mpi, slurm])
+def test_the_launcher_gives_the_local_rank_for_a_command_line_that_all_processes_have(environ, launcher):
+    line = "torchrun --nnodes 2 --nproc-per-node 2 --node-rank 0 --master-addr a train.py"
+    environ(launcher(3), {environment.CLUSTER_VARIABLE: line})
+    assert (tfdist.rank(), tfdist.size(), tfdist.local_rank(), tfdist.local_size()) == (3, 4, 1, 2)
+
+
 def test_the_launchers_room_for_workers_counts_with_a_description(environ):
     spec = {"chief": ["e:1"], "worker": WORKERS[:3], "ps": ["p:1"]}
     environ({"TF_CONFIG": json.dumps({"cluster": spec, "task": {"type": "chief", "index": 0}, "tfdist": {"min_workers": 2}})})
