@@ -306,6 +306,15 @@ def test_a_bad_description_in_the_variable_names_it(environ, given, message):
         assert str(caught.value).startswith(message)
 
 
+def test_a_task_of_the_launcher_ignores_the_variable(environ):
+    config = {"cluster": {"worker": WORKERS[:2]}, "task": {"type": "worker", "index": 1}}
+    environ({environment.CLUSTER_VARIABLE: "STANDARD_1", "TF_CONFIG": json.dumps(config)})
+    with pytest.raises(ClusterError, match="the program asks for 1 chief, 4 workers, 3 ps, but TF_CONFIG describes 2 workers"):
+        resolved()
+    environ({environment.STARTED_VARIABLE: "1"})
+    assert resolved() == tfdist.read() == tfdist.read(config) and resolved().task == ("worker", 1)
+
+
 @pytest.mark.parametrize("launcher", [mpi, slurm])
 def test_the_launcher_gives_the_local_rank_for_a_command_line_that_all_processes_have(environ, launcher):
     line = "torchrun --nnodes 2 --nproc-per-node 2 --node-rank 0 --master-addr a train.py"

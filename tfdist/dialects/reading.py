@@ -103,7 +103,7 @@ def from_environment() -> Described | None:
         ClusterError: for a bad one. It names the variable, which may be left over.
     """
     given = os.environ.get(environment.CLUSTER_VARIABLE, "").strip()
-    if not given:
+    if not given or environment.is_started(os.environ):  # The launcher has another description, or has read this one.
         return environment.find()
     try:
         return description(given)
