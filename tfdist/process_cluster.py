@@ -102,8 +102,8 @@ def _with_launched_rank(described: RankInfo, launched: Cluster | RankInfo | None
 
 def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:
     """Returns `described` with the addresses and the task of TF_CONFIG, which names jobs itself."""
-    jobs = Counter(task.job for task in launched.training_tasks)
-    if jobs not in (Counter(task.job for task in cluster.training_tasks) for cluster in (prepared(described), described)):
+    asked = dataclasses.replace(described, strategy=launched.strategy or described.strategy)  # Hogwild adds a chief.
+    if _jobs(launched) != _jobs(described) and _jobs(launched) != _jobs(prepared(asked)):
         raise _contradiction(described.source, described.describe(), launched)
     if described.task is None:  # Otherwise it is TF_CONFIG itself, changed by flags.
         described = dataclasses.replace(
@@ -133,6 +133,10 @@ def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:
         min_workers=launched.min_workers or described.min_workers,
         job_dir=(described.job_dir if is_itself else None) or launched.job_dir or described.job_dir,
     )
+
+
+def _jobs(cluster: Cluster) -> Counter[str]:
+    return Counter(task.job for task in cluster.training_tasks)
 
 
 def _groups(job: str, tasks: tuple[Task, ...], described: Cluster, launched: Cluster) -> Groups:

@@ -15,6 +15,7 @@ from tfdist.dialects import environment
 from tfdist.dialects.tf_config.environment import from_environ
 from tfdist.errors import ClusterError
 from tfdist.rank_info import RankInfo
+from tfdist.synchronization import Synchronization
 
 WORKERS = ["a:1", "b:1", "c:1", "d:1"]
 
@@ -320,6 +321,19 @@ def test_the_launcher_gives_the_local_rank_for_a_command_line_that_all_processes
     line = "torchrun --nnodes 2 --nproc-per-node 2 --node-rank 0 --master-addr a train.py"
     environ(launcher(3), {environment.CLUSTER_VARIABLE: line})
     assert (tfdist.rank(), tfdist.size(), tfdist.local_rank(), tfdist.local_size()) == (3, 4, 1, 2)
+
+
+def test_a_strategy_that_the_launcher_forces_may_add_a_chief(environ):
+    spec = {"chief": ["e:1"], "worker": WORKERS[:2]}
+    environ(
+        {"TF_CONFIG": json.dumps({"cluster": spec, "task": {"type": "worker", "index": 1}, "tfdist": {"strategy": "hogwild"}})}
+    )
+    cluster = resolved({"worker": 2})
+    assert cluster.task == ("worker", 1) and cluster.worker_groups == ((0,), (1,)) and cluster.strategy == "hogwild"
+    options = Synchronization(outer="average")
+    assert resolved(dataclasses.replace(tfdist.read({"worker": 2}), synchronization=options)).synchronization == options
+    with pytest.raises(ClusterError, match="asks for 3 workers, but TF_CONFIG describes 1 chief, 2 workers"):
+        resolved({"worker": 3})
 
 
 def test_the_launchers_room_for_workers_counts_with_a_description(environ):
