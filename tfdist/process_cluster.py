@@ -103,7 +103,10 @@ def _with_launched_rank(described: RankInfo, launched: Cluster | RankInfo | None
 def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:
     """Returns `described` with the addresses and the task of TF_CONFIG, which names jobs itself."""
     asked = dataclasses.replace(described, strategy=launched.strategy or described.strategy)  # Hogwild adds a chief.
-    if _jobs(launched) != _jobs(described) and _jobs(launched) != _jobs(prepared(asked)):
+    jobs, begin = _jobs(launched), _jobs(launched)
+    if launched.min_workers is not None:  # The others may join later.
+        begin["worker"] = launched.min_workers
+    if _jobs(described) not in (jobs, begin) and _jobs(prepared(asked)) not in (jobs, begin):
         raise _contradiction(described.source, described.describe(), launched)
     if described.task is None:  # Otherwise it is TF_CONFIG itself, changed by flags.
         described = dataclasses.replace(

@@ -340,7 +340,10 @@ def test_the_launchers_room_for_workers_counts_with_a_description(environ):
     spec = {"chief": ["e:1"], "worker": WORKERS[:3], "ps": ["p:1"]}
     environ({"TF_CONFIG": json.dumps({"cluster": spec, "task": {"type": "chief", "index": 0}, "tfdist": {"min_workers": 2}})})
     assert resolved().min_workers == 2
-    assert resolved({"chief": 1, "worker": 3, "ps": 1}) == resolved()
+    assert resolved({"chief": 1, "worker": 3, "ps": 1}) == resolved({"chief": 1, "worker": 2, "ps": 1}) == resolved()
+    assert resolved({"worker": 2, "ps": 1}) == resolved()
+    with pytest.raises(ClusterError, match="asks for 1 worker, 1 ps, but TF_CONFIG describes 1 chief, 3 workers, 1 ps"):
+        resolved({"worker": 1, "ps": 1})
 
 
 @pytest.mark.parametrize(
