@@ -43,7 +43,9 @@ def resolve_cluster(cfg: object, rendezvous: Rendezvous) -> Cluster:
     if described is None:
         return Cluster((Task("chief", 0),), source=Source("python", "no description"))
     if isinstance(described, RankInfo):
-        return rendezvous(_with_launched_rank(described, launched))
+        if not _has_addresses(launched):
+            return rendezvous(_with_launched_rank(described, launched))
+        described = dataclasses.replace(described.outline(), task=None)  # Nobody has to meet.
     if launched is None:
         return described
     if described == launched:  # Equality ignores the task, and the description may have none.
@@ -83,6 +85,13 @@ def current_rank_info() -> RankInfo | None:
 def set_current_cluster(cluster: Cluster) -> None:
     """Makes `cluster` the current cluster of this process."""
     _strategy_clusters[:] = [cluster]
+
+
+def _has_addresses(launched: Cluster | RankInfo | None) -> bool:
+    """Returns whether this is TF_CONFIG with the addresses of several tasks, one of which is this process."""
+    if not isinstance(launched, Cluster) or launched.task is None or launched.partial:
+        return False
+    return names_jobs(launched.source.dialect) and len(launched.training_tasks) > 1
 
 
 def _with_launched_rank(described: RankInfo, launched: Cluster | RankInfo | None) -> RankInfo:

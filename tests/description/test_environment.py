@@ -307,6 +307,18 @@ def test_a_bad_description_in_the_variable_names_it(environ, given, message):
         assert str(caught.value).startswith(message)
 
 
+def test_ranks_with_tf_config_need_no_rendezvous(environ):
+    line = "torchrun --nnodes 2 --nproc-per-node 2 --node-rank 0 --master-addr nowhere train.py"  # tfdist run --local
+    environ({"TF_CONFIG": json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": "worker", "index": 3}})})
+    met = []
+    for described in (line, {"num_shards": 4, "shard_id": 0, "file_store_path": "/nowhere", "num_gpus": 2}):
+        cluster = process_cluster.resolve_cluster(described, lambda rank_info: met.append(rank_info) or rank_info.outline())
+        assert not met and cluster.task == ("worker", 3) and [task.address for task in cluster.tasks] == WORKERS
+    assert [task.slots for task in cluster.tasks] == [2] * 4
+    with pytest.raises(ClusterError, match="asks for 8 workers, but TF_CONFIG describes 4 workers"):
+        resolved(line.replace("--nnodes 2", "--nnodes 4"))
+
+
 def test_a_task_of_the_launcher_ignores_the_variable(environ):
     config = {"cluster": {"worker": WORKERS[:2]}, "task": {"type": "worker", "index": 1}}
     environ({environment.CLUSTER_VARIABLE: "STANDARD_1", "TF_CONFIG": json.dumps(config)})
