@@ -69,6 +69,11 @@ def refusal(cluster: Cluster, choice: Choice) -> str | None:
             "multi_worker_mirrored keeps the parameters on the tasks that train and has nothing for ps tasks to do, but this "
             f"cluster has some ({cluster.describe()}); describe it without ps, or choose parameter_server"
         )
+    if cluster.partial and (len(cluster.training_tasks) < 2 or (choice.strategy in SERVED and not cluster.job("chief"))):
+        return (
+            f"this is the view of one task, with {cluster.describe()}, and does not name the others that it trains with; if it "
+            "is from a TFJob, leave out its enableDynamicWorker"
+        )
     if cluster.min_workers is not None and (fixed := fixed_workers(cluster, choice)):
         return f"{fixed}, so none can join later (min_workers, --max_workers)"
     return None

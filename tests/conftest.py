@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from warm import Process, WarmPython
 
-pytest_plugins = ("tools", "rendezvous_here", "selection")
+pytest_plugins = ("tools", "rendezvous_here", "environments", "selection")
 
 MARK = "TFDIST_TEST_MARK"
 """Environment variable that every process of a test inherits."""

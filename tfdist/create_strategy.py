@@ -14,6 +14,7 @@ This is the only file of `tfdist/` that imports `tfdist.strategies` and `tfdist.
 
 import dataclasses
 import logging
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 DEFAULT_START_TIMEOUT = 300.0
 DEFAULT_RENDEZVOUS_TIMEOUT = 300.0
+START_VARIABLE = "TFDIST_START_TIMEOUT"
+"""The seconds of `tfdist run --start_timeout`, where they are more than usual: its tasks wait as long for each other."""
+LONGEST_TIMEOUT = 1e8
+"""Three years, in seconds. Timers of the system take no infinity, with which users say "never"."""
 
 _log = logging.getLogger("tfdist")
 _created: "list[tuple[Cluster, tf.distribute.Strategy]]" = []  # At most one: TensorFlow's runtime connects to one cluster.
@@ -54,7 +59,8 @@ def strategy(
             `tfdist.define_flags()`. None reads the environment: TF_CONFIG, or the variables of another launcher
             (docs/dialects/environment.md). Without these the program trains in this process alone. With both, `cfg` must
             describe as many tasks as the environment, which says which of them this process is.
-        start_timeout: seconds to wait for the other tasks; default 300, or the flag `--start_timeout`.
+        start_timeout: seconds to wait for the other tasks; default 300, or the flag `--start_timeout` of the program, or
+            that of `tfdist run` if it is more.
         rendezvous_timeout: seconds to wait for the addresses of the other ranks, where only these ranks know them; default 300,
             or the flag `--rendezvous_timeout`.
         synchronization: Hogwild's options. They replace those of `cfg`; each option of flags and TF_CONFIG wins over them.
@@ -67,10 +73,11 @@ def strategy(
             backend than TensorFlow.
     """
     if is_flag_values(cfg):
-        start_timeout = cfg.start_timeout if start_timeout is None else start_timeout
+        if start_timeout is None and not cfg["start_timeout"].using_default_value:
+            start_timeout = cfg.start_timeout
         rendezvous_timeout = cfg.rendezvous_timeout if rendezvous_timeout is None else rendezvous_timeout
-    start_timeout = DEFAULT_START_TIMEOUT if start_timeout is None else start_timeout
-    limit = DEFAULT_RENDEZVOUS_TIMEOUT if rendezvous_timeout is None else rendezvous_timeout
+    start_timeout = min(_launchers_start_timeout() if start_timeout is None else start_timeout, LONGEST_TIMEOUT)
+    limit = min(DEFAULT_RENDEZVOUS_TIMEOUT if rendezvous_timeout is None else rendezvous_timeout, LONGEST_TIMEOUT)
     is_child = _is_imported_by_a_child()
     meet: Rendezvous = RankInfo.outline if is_child else lambda rank_info: rendezvous(rank_info, limit)
     cluster = _resolve(cfg, synchronization, meet)
@@ -115,6 +122,14 @@ def rendezvous(rank_info: RankInfo, timeout: float = DEFAULT_RENDEZVOUS_TIMEOUT)
 
         _clusters_of_ranks[rank_info] = meet(rank_info, timeout)
     return _clusters_of_ranks[rank_info]
+
+
+def _launchers_start_timeout() -> float:
+    """Returns how long tasks wait for each other where the program does not say it."""
+    try:
+        return max(DEFAULT_START_TIMEOUT, float(os.environ.get(START_VARIABLE, "")))
+    except ValueError:  # Nothing, or no number.
+        return DEFAULT_START_TIMEOUT
 
 
 def _is_imported_by_a_child() -> bool:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from tfdist.choice import prepared
-from tfdist.cluster import Cluster, Task
+from tfdist.cluster import Cluster, Groups, Task
 from tfdist.dialects import description, environment, from_environment
 from tfdist.dialects.registry import names_jobs
 from tfdist.errors import ClusterError, Source
@@ -43,7 +43,9 @@ def resolve_cluster(cfg: object, rendezvous: Rendezvous) -> Cluster:
     if described is None:
         return Cluster((Task("chief", 0),), source=Source("python", "no description"))
     if isinstance(described, RankInfo):
-        return rendezvous(described if cfg is None else _with_launched_rank(described, launched))
+        if not _has_addresses(launched):
+            return rendezvous(_with_launched_rank(described, launched))
+        described = dataclasses.replace(described.outline(), task=None)  # Nobody has to meet.
     if launched is None:
         return described
     if described == launched:  # Equality ignores the task, and the description may have none.
@@ -76,13 +78,20 @@ def current_cluster(rendezvous: Rendezvous = RankInfo.outline) -> Cluster:
 
 def current_rank_info() -> RankInfo | None:
     """Returns the rank info of the environment; None after `tfdist.strategy`, or where the environment gives addresses."""
-    launched = None if _strategy_clusters else from_environment()
-    return launched if isinstance(launched, RankInfo) else None
+    described = None if _strategy_clusters else from_environment()
+    return _with_launched_rank(described, environment.find()) if isinstance(described, RankInfo) else None
 
 
 def set_current_cluster(cluster: Cluster) -> None:
     """Makes `cluster` the current cluster of this process."""
     _strategy_clusters[:] = [cluster]
+
+
+def _has_addresses(launched: Cluster | RankInfo | None) -> bool:
+    """Returns whether this is TF_CONFIG with the addresses of several tasks, one of which is this process."""
+    if not isinstance(launched, Cluster) or launched.task is None or launched.partial:
+        return False
+    return names_jobs(launched.source.dialect) and len(launched.training_tasks) > 1
 
 
 def _with_launched_rank(described: RankInfo, launched: Cluster | RankInfo | None) -> RankInfo:
@@ -95,13 +104,18 @@ def _with_launched_rank(described: RankInfo, launched: Cluster | RankInfo | None
     rank = [(task.job, task.index) for task in outline.training_tasks].index(outline.task)
     if isinstance(launched, RankInfo):
         return dataclasses.replace(described, rank=rank, local_rank=launched.local_rank, local_size=launched.local_size)
-    return dataclasses.replace(described, rank=rank)
+    hosts = [task.host for task in outline.training_tasks]
+    here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    return dataclasses.replace(described, rank=rank, local_rank=here.index(rank), local_size=len(here))
 
 
 def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:
     """Returns `described` with the addresses and the task of TF_CONFIG, which names jobs itself."""
-    jobs = Counter(task.job for task in launched.training_tasks)
-    if jobs not in (Counter(task.job for task in cluster.training_tasks) for cluster in (prepared(described), described)):
+    asked = dataclasses.replace(described, strategy=launched.strategy or described.strategy)  # Hogwild adds a chief.
+    jobs, begin = _jobs(launched), _jobs(launched)
+    if launched.min_workers is not None:  # The others may join later.
+        begin["worker"] = launched.min_workers
+    if _jobs(described) not in (jobs, begin) and _jobs(prepared(asked)) not in (jobs, begin):
         raise _contradiction(described.source, described.describe(), launched)
     if described.task is None:  # Otherwise it is TF_CONFIG itself, changed by flags.
         described = dataclasses.replace(
@@ -109,20 +123,57 @@ def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:
             sync_period=launched.sync_period if launched.says_sync_period else described.sync_period,
             synchronization=dataclasses.replace(described.synchronization, **launched.synchronization.non_default()),
         )
-    devices = {task.name: (task.slots, task.gpus) for task in described.tasks}
-    tasks = []
-    for task in launched.tasks:
-        slots, gpus = devices.get(task.name, (task.slots, task.gpus))
-        tasks.append(dataclasses.replace(task, slots=slots, gpus=gpus))
+    # Slots of tasks that compute may be those that the launcher's flags ask for.
+    known, is_itself = {task.name: task for task in described.tasks}, described.task is not None
+    tasks = tuple(
+        dataclasses.replace(task, slots=known[task.name].slots, gpus=known[task.name].gpus)
+        if task.name in known and (is_itself or task.job == "ps" or (task.slots, task.gpus) == (1, 0))
+        else task
+        for task in launched.tasks
+    )
     return dataclasses.replace(
         described,
-        tasks=tuple(tasks),
+        tasks=tasks,
+        worker_groups=_groups("worker", tasks, described, launched),
+        server_groups=_groups("ps", tasks, described, launched),
+        separate_servers=described.separate_servers and launched.separate_servers,
+        share_memory=described.share_memory and launched.share_memory,
         task=launched.task,
         strategy=launched.strategy or described.strategy,
         partition=launched.partition or described.partition,
         protocol=launched.protocol,
-        job_dir=described.job_dir or launched.job_dir,
+        min_workers=launched.min_workers or described.min_workers,
+        job_dir=(described.job_dir if is_itself else None) or launched.job_dir or described.job_dir,
     )
+
+
+def _jobs(cluster: Cluster) -> Counter[str]:
+    return Counter(task.job for task in cluster.training_tasks)
+
+
+def _groups(job: str, tasks: tuple[Task, ...], described: Cluster, launched: Cluster) -> Groups:
+    """Returns the groups of the workers or ps in `tasks`: those of the description, or where it says nothing, of TF_CONFIG.
+
+    Raises:
+        ClusterError: if the description puts the slots of its tasks into groups, and TF_CONFIG alone says how many there are.
+    """
+    name = "worker_groups" if job == "worker" else "server_groups"
+    slots = [task.slots for task in tasks if task.job == job]
+    has_slots = [task.slots for task in described.job(job)] == slots
+    is_usual = dataclasses.replace(described, worker_groups=(), server_groups=()) == described
+    given: Groups = getattr(launched, name)
+    plain = dataclasses.replace(launched, worker_groups=(), server_groups=())
+    if given == getattr(plain, name) or [task.slots for task in launched.job(job)] != slots:
+        given = ()
+    if has_slots and not (is_usual and given and described.task is None):
+        own: Groups = getattr(described, name)
+        return own
+    if not is_usual and not given:
+        raise described.source.error(
+            f"the program puts the slots of its {job} tasks into groups, and {launched.source.name} gives them others; "
+            "describe the groups with these"
+        )
+    return given
 
 
 def _with_launched_processes(described: Cluster, launched: Cluster) -> Cluster:

@@ -14,6 +14,7 @@ from typing import Any
 
 from absl import flags
 
+from tfdist.dialects.registry import override_flags
 from tfdist.errors import nearest
 from tfdist.launch.errors import UsageError
 from tfdist.messages import without_secrets
@@ -21,7 +22,7 @@ from tfdist.messages import without_secrets
 FILE, PROJECT = "tfdist.toml", "pyproject.toml"
 
 _DESCRIBE = {"workers", "tier", "cluster", "hostfile", "worker_count", "parameter_server_count", "evaluator_count", "evaluator"}
-"""Flags that describe the cluster. One of them on the command line replaces all of them in the file."""
+"""Flags that describe the cluster. One of them on the command line replaces all of them, and machine types, in the file."""
 
 _NOT_HERE = {"defaults", "m", "dry_run"}
 
@@ -43,7 +44,7 @@ def apply(values: flags.FlagValues, known: set[str], left_out: Callable[[], set[
     path, table = _table()
     given = {name for name in known if values[name].present}
     if given & _DESCRIBE:
-        given |= _DESCRIBE
+        given |= _DESCRIBE | override_flags().keys()
     found = []
     named = {_name(key, values, known, path): (key, value) for key, value in table.items()}
     for name, (key, value) in sorted(named.items(), key=lambda item: item[0] != "backend"):

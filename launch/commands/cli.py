@@ -25,6 +25,7 @@ from absl import logging as _absl_logging  # noqa: F401  defines --log_dir
 from tfdist import strategies
 from tfdist.choice import choose, prepared
 from tfdist.cluster import Cluster
+from tfdist.create_strategy import DEFAULT_START_TIMEOUT, START_VARIABLE
 from tfdist.devices import with_gpus_per_task
 from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, MAX_TASKS
 from tfdist.dialects.registry import override_flags
@@ -222,6 +223,8 @@ def _environment() -> dict[str, str]:
     environment = checks.environment(FLAGS.env)
     if FLAGS.fail_at:
         environment[COUNT_STEPS] = "1"
+    if FLAGS.start_timeout > DEFAULT_START_TIMEOUT:
+        environment[START_VARIABLE] = str(FLAGS.start_timeout)
     if FLAGS["lost_timeout"].present:
         environment[lost_timeout.VARIABLE] = str(FLAGS.lost_timeout)
     return environment

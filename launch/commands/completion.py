@@ -104,9 +104,9 @@ def main(argv: list[str], commands: Sequence[str]) -> int:
 
 def _words(commands: Sequence[str]) -> dict[str, list[str]]:
     """Returns for each command the words that may follow it; `HANDLES` stands for handles."""
-    from tfdist.dialects.registry import writers
     from tfdist.launch.commands import cli
     from tfdist.launch.commands.help_topics import topics
+    from tfdist.translate import options, outputs
 
     run = []
     for names in topics(cli.FLAGS).values():
@@ -117,7 +117,8 @@ def _words(commands: Sequence[str]) -> dict[str, list[str]]:
     words = {command: ["--help"] for command in commands}
     words["run"] = ["-n", "-m", *run, "--help"]
     words["plan"] = ["-m", *_plan_flags(), "--help"]
-    words["translate"] = ["--to=" + name for name in sorted({"mermaid", "svg", "tree", *writers()})] + ["--help"]
+    more = [f"--{name}=" for name in sorted({"hostfile", "task", *options()})]
+    words["translate"] = [*(f"--to={name}" for name in sorted(outputs())), *more, "--help"]
     words["status"] = ["--json", "--mermaid", "--svg=", "--help", "HANDLES"]
     words["logs"] = ["--follow", "--help", "HANDLES"]
     words["cancel"] = ["--help", "HANDLES"]

@@ -5,6 +5,7 @@ from typing import Any
 
 from absl import flags
 
+from tfdist.create_strategy import LONGEST_TIMEOUT
 from tfdist.errors import nearest
 from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs.punisher import Punisher, fault
@@ -100,7 +101,7 @@ def settings(values: flags.FlagValues, tasks: Iterable[str]) -> Settings:
         step_timeout=values.step_timeout,
         task_restarts=_task_restarts(values.task_restarts),
         restart_window=values.restart_window,
-        grace_period=values.grace_period,
+        grace_period=min(values.grace_period, LONGEST_TIMEOUT),
         view=values.view,
         tensorboard=values.tensorboard,
         backup_dir=values.backup_dir,

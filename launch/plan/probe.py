@@ -115,6 +115,8 @@ class Probe:
             here.mkdir()
             members = configuration.cluster(cluster, self._synchronization)
             fit, processor = self._one(runner, here, configuration, members, seconds)
+            if first is None and fit is not None and not fit.variables:
+                raise UsageError("nothing was measured: the model that the program fits has no variables that train")
             run = None if fit is None else window.run_of(configuration, fit, processor)
             if run is None and not runs:
                 raise UsageError(self._too_few(here, configuration, fit))

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tfdist import read
+from tfdist import process_cluster, read, strategy
 from tfdist.choice import RULES, STRATEGIES, choose, prepared
 from tfdist.cluster import Cluster, Task
 from tfdist.errors import ClusterError
@@ -94,6 +94,41 @@ def test_what_is_built_is_not_refused(description):
 def test_multi_worker_mirrored_has_nothing_for_ps_tasks_to_do():
     cluster = dataclasses.replace(read("STANDARD_1"), strategy="multi_worker_mirrored")
     assert "describe it without ps, or choose parameter_server" in refusal(cluster, choose(cluster))
+
+
+@pytest.fixture
+def environ(monkeypatch):
+    """Returns a function that makes a text the TF_CONFIG of this process, and returns its cluster."""
+    monkeypatch.setattr(process_cluster, "_strategy_clusters", [])
+
+    def become(text):
+        monkeypatch.setenv("TF_CONFIG", text)
+        return read()
+
+    return become
+
+
+@pytest.mark.parametrize(
+    ("jobs", "task"),
+    [
+        ({"worker": {}, "ps": ["b:1"]}, ("ps", 1)),
+        ({"worker": {"1": "a:1"}, "ps": ["b:1", "c:1"]}, ("worker", 1)),
+        ({"worker": {"0": "a:1"}, "ps": ["b:1"]}, ("worker", 0)),
+        ({"worker": {"2": "a:1"}}, ("worker", 2)),
+        ({"worker": {}, "ps": []}, ("chief", 0)),
+    ],
+)
+def test_a_view_that_does_not_name_the_other_tasks_is_refused(jobs, task, environ):
+    # What TFJob gives its pods with enableDynamicWorker. A ps trained alone, and workers waited for a chief that never came.
+    cluster = environ(json.dumps({"cluster": jobs, "task": {"type": task[0], "index": task[1]}}))
+    assert "leave out its enableDynamicWorker" in refusal(cluster, choose(cluster))
+    with pytest.raises(ClusterError, match=r"this is the view of one task, with .*, and does not name the others"):
+        strategy()
+
+
+def test_a_specification_with_holes_that_names_its_chief_is_not_refused():
+    cluster = read({"cluster": {"chief": ["c:1"], "worker": {"0": "a:1", "2": "b:1"}, "ps": ["d:1"]}})
+    assert cluster.partial and refusal(cluster, choose(cluster)) is None
 
 
 def forced(description, name):

@@ -1,39 +1,13 @@
-"""The environment: which launcher counts where several left variables, and how it merges with the program's description."""
+"""The environment: which launcher counts where several left variables."""
 
 import json
 
 import pytest
+from environments import INTERACTIVE_STEP, mpi, slurm, tf_config_of
 
-import tfdist
-from tfdist import process_cluster
-from tfdist.cluster import Cluster
 from tfdist.dialects import environment
-from tfdist.dialects.tf_config.environment import from_environ
 from tfdist.errors import ClusterError
 from tfdist.rank_info import RankInfo
-
-WORKERS = ["a:1", "b:1", "c:1", "d:1"]
-
-
-def tf_config_of(index, workers=4):
-    return {"TF_CONFIG": json.dumps({"cluster": {"worker": WORKERS[:workers]}, "task": {"type": "worker", "index": index}})}
-
-
-def mpi(rank, size=4, local_size=2):
-    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    values = (rank, size, rank % local_size, local_size)
-    return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in zip(names, values, strict=True)}
-
-
-def slurm(rank, size=4, nodes="n1,n2", counts="2(x2)"):
-    return {
-        "SLURM_JOB_ID": "0",
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NUM_TASKS": str(size),
-        "SLURM_STEP_NODELIST": nodes,
-        "SLURM_STEP_TASKS_PER_NODE": counts,
-        "SLURM_PROCID": str(rank),
-    }
 
 
 def torchrun(rank, size=4, local_size=2):
@@ -95,22 +69,6 @@ TRAINER_POD = {
 }
 
 SHELL_OF_SBATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_NODELIST": "n[1-2]"}
-INTERACTIVE_STEP = slurm(0, size=1, nodes="n1", counts="1")
-
-
-@pytest.fixture
-def environ(monkeypatch):
-    """Gives this process these variables, and none of another launcher."""
-    for name in ("TF_CONFIG", environment.CLUSTER_VARIABLE):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(process_cluster, "_strategy_clusters", [])
-
-    def become(*parts):
-        for part in parts:
-            for name, value in part.items():
-                monkeypatch.setenv(name, value)
-
-    return become
 
 
 def test_an_empty_environment_describes_nothing():
@@ -249,90 +207,3 @@ def test_with_ps_only_sizes_are_compared_not_ranks():
     assert environment.find(both | mpi(0)).task == ("ps", 0)
     with pytest.raises(ClusterError, match="describes 4 tasks, but OMPI"):
         environment.find(both | mpi(0, size=3, local_size=1))
-
-
-# The environment and a description.
-
-
-def resolved(cfg=None):
-    return process_cluster.resolve_cluster(cfg, RankInfo.outline)
-
-
-def test_the_tasks_of_a_description_are_assigned_to_the_processes_of_a_step(environ):
-    environ(slurm(3))
-    cluster = resolved({"chief": 1, "worker": 2, "ps": 1})
-    assert [(task.name, task.address) for task in cluster.tasks] == [
-        ("chief:0", "n1:8888"),
-        ("worker:0", "n1:8889"),
-        ("worker:1", "n2:8888"),
-        ("ps:0", "n2:8889"),
-    ]
-    assert cluster.task == ("ps", 0)
-    # So is a chief that only the strategy adds.
-    assert resolved({"worker": 2, "ps": 1}) == cluster
-    with pytest.raises(ClusterError, match=r"asks for 1 chief, 4 workers, 3 ps, but SLURM_PROCID describes 4 workers"):
-        resolved("STANDARD_1")
-
-
-@pytest.mark.parametrize("worker", [{"worker": WORKERS}, {"chief": ["e:1"], "worker": WORKERS[:2], "ps": ["c:1"]}])
-def test_a_description_equal_to_tf_config_keeps_the_task(environ, worker):
-    environ({"TF_CONFIG": json.dumps({"cluster": worker, "task": {"type": "worker", "index": 1}})})
-    for cfg in (worker, json.dumps({"cluster": worker})):
-        assert resolved(cfg) == resolved()
-        assert resolved(cfg).task == ("worker", 1)
-    environ({environment.CLUSTER_VARIABLE: json.dumps({"cluster": worker})})
-    assert resolved().task == ("worker", 1)
-
-
-def test_an_evaluator_is_assigned_to_a_process(environ):
-    environ(slurm(3))
-    cluster = resolved({"worker": 3, "evaluator": 1})
-    assert cluster.task == ("evaluator", 0)
-    assert cluster.find("evaluator", 0).address == "n2:8889"
-
-
-def test_a_description_with_hosts_takes_only_the_rank_from_the_environment(environ):
-    environ(mpi(2))
-    cluster = resolved("mpirun -np 4 -H a:2,b:2 python train.py")
-    assert cluster.task == ("worker", 2)
-    assert [task.host for task in cluster.tasks] == ["a", "a", "b", "b"]
-    with pytest.raises(ClusterError, match="asks for 3 workers, but OMPI_COMM_WORLD_RANK describes 4 workers"):
-        resolved("mpirun -np 3 -H a:2,b:2 python train.py")
-
-
-def test_in_an_interactive_step_a_description_stays_as_it_is(environ):
-    environ(INTERACTIVE_STEP)
-    assert resolved("STANDARD_1") == tfdist.read("STANDARD_1")
-    assert resolved().describe() == "1 chief"
-
-
-def test_ranks_without_hosts_are_an_error_that_asks_for_hosts(environ):
-    environ(mpi(2))
-    assert (tfdist.rank(), tfdist.size(), tfdist.local_rank(), tfdist.local_size()) == (2, 4, 0, 2)
-    for ask in (tfdist.strategy, tfdist.cross_rank):
-        with pytest.raises(ClusterError, match="rank 2 of 4, but nothing says where the others are; name the hosts"):
-            ask()
-    with pytest.raises(ClusterError, match="describes 4 ranks without addresses; name the hosts"):
-        tfdist.read()
-
-
-def test_a_variable_may_hold_the_description(environ):
-    environ({environment.CLUSTER_VARIABLE: "PREMIUM_1"})
-    assert resolved() == tfdist.read() == tfdist.read("PREMIUM_1")
-    environ(slurm(1), {environment.CLUSTER_VARIABLE: '{"cluster": {"chief": 1, "worker": 3}}'})
-    assert resolved().task == ("worker", 0)
-    # The description in the program overrides it.
-    assert resolved({"worker": 4}).task == ("worker", 1)
-
-
-def test_task_counts_are_a_description_but_no_tf_config():
-    with pytest.raises(ClusterError, match="2 is not a list"):
-        from_environ({"TF_CONFIG": '{"cluster": {"worker": 2}}'})
-    with pytest.raises(ClusterError, match="2 is not a list"):
-        tfdist.read({"worker": 2, "ps": ["a:1"]})
-    cluster = tfdist.read({"worker": 2, "ps": 1})
-    assert isinstance(cluster, Cluster)
-    assert all(task.host is task.port is None for task in cluster.tasks)
-    for bad in ({"worker": -1}, {"worker": 10**6}, {"worker": True}, {"worker": 0}):
-        with pytest.raises(ClusterError):
-            tfdist.read(bad)

@@ -86,6 +86,7 @@ def test_openings_without_an_end_take_no_time(opening: str) -> None:
         "# one machine\n",
         "if true; then ",
         "/usr/bin/",
+        "env -u B A=1 ",
         "bash -c 'source x; exec ",
     ],
 )
@@ -130,6 +131,12 @@ def test_words_before_the_launcher_do_not_matter(before: str) -> None:
         ("[ $A ] && export TORCHRUN=torchrun\nsrun $TORCHRUN x.py", "<text>:1: torchrun is put into a variable"),
         ("ssh host torchrun --nnodes 2 x.py", "'ssh' starts torchrun elsewhere, or does not start it; give the command from"),
         ("mpirun -np 2 torchrun --nproc-per-node 2 x.py", "mpirun starts torchrun on every task, and each of these starts"),
+        ("mpirun -np 2 -H a,b accelerate launch --num_processes 8 x.py", "mpirun starts accelerate on every task, and each"),
+        ("mpirun -np 2 -H a,b conda run -n x deepspeed x.py", "mpirun starts deepspeed on every task, and each"),
+        (
+            "mpirun -N 1 -H a,b python -m paddle.distributed.launch x.py",
+            "mpirun starts paddle.distributed.launch on every task",
+        ),
         (
             "srun -n 4 torchrun --nproc-per-node 2 x.py",
             "srun starts torchrun on each of 4 tasks, and its own options describe one",
@@ -149,6 +156,7 @@ def test_variables_that_do_not_concern_the_cluster_are_passed_over() -> None:
         "torchrun --standalone --nproc_per_node=2 --rdzv_id=$ID --log_dir $LOGS $HOME/train.py $ARGS",
         "mpirun -np 2 -x PATH=$PATH -mca btl $BTL python train.py $ARGS",
         "accelerate launch --num_processes 2 --mixed_precision=$MP train.py $ARGS",
+        "mpirun -np 2 conda run -n deepspeed python train.py --deepspeed",
     ):
         assert tfdist.read(line).describe() == "2 workers"
 
@@ -172,7 +180,29 @@ def test_a_script_has_one_launcher_that_counts(tmp_path: Path) -> None:
         tfdist.read("mpirun -np 2 x\nmpirun -np $N x\n")
 
 
-@pytest.mark.parametrize("form", ["TF_CONFIG='{}' python train.py", "export TF_CONFIG='{}'", "TF_CONFIG='{}'\npython train.py"])
+@pytest.mark.parametrize("python", ["python", "python3 -u", "python -W ignore", "python3 -X faulthandler -W error -u"])
+def test_options_of_python_before_the_module_do_not_matter(python: str) -> None:
+    assert tfdist.read(f"{python} -m torch.distributed.run --nproc-per-node 3 train.py").describe() == "3 workers"
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["A=1 {} ", "env -i A=1 {} ", "time env --unset A {} B=2 ", "srun -n 1 env -C /work {} ", "sudo -u me -E {} env B=2 "],
+)
+def test_variables_of_one_command_count_for_its_launcher(start: str) -> None:
+    gpus = start.format("CUDA_VISIBLE_DEVICES=2,3,5")
+    assert tfdist.read(f"{gpus}deepspeed train.py").describe() == "3 workers"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "TF_CONFIG='{}' python train.py",
+        "env A=1 TF_CONFIG='{}' python train.py",
+        "export TF_CONFIG='{}'",
+        "TF_CONFIG='{}'\npython train.py",
+    ],
+)
 def test_an_assignment_of_a_launchers_variable_is_read(form: str) -> None:
     cluster = tfdist.read(form.replace("{}", json.dumps(TF_CONFIG)))
     assert cluster == tfdist.read(TF_CONFIG) and cluster.task == ("worker", 1)

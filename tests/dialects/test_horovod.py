@@ -93,6 +93,7 @@ def test_command_lines(command, expected):
         ("horovodrun -np 0 x", "'0' is not right; expected a whole number from 1"),
         ("horovodrun -np 9999999 x", "is not right; expected a whole number from 1 to 100000"),
         ("horovodrun -np 2 -H a:99999999,b:2 x", "more than 100000 slots"),
+        ("mpirun -H a:2222,b:2222 x", "-H: 'a:2222': 2222 would be the number of processes on a; if it is a port, describe"),
         ("horovodrun -np", "-np: the value of this option is missing"),
         ("horovodrun -np 2 -np 3 x", "this is given twice, as '2' and '3'"),
         ("mpirun -np 2 -x A -n 3 -x B x", "-n: this is given twice, as '2' and '3'"),
@@ -137,6 +138,7 @@ def test_a_command_with_an_option_such_as_cpu_is_no_host_file():
         ("a:2\nb:1\n", "a a b"),
         ("a slots=1\nb slots=1\na slots=1\n", "a a b"),
         ("a slots=0\nb slots=1\n", "b"),
+        ("a slots=1024\nb:1023\n", " ".join(["a"] * 1024 + ["b"] * 1023)),
     ],
 )
 def test_host_files(text, expected, tmp_path):
@@ -156,6 +158,8 @@ def test_host_files(text, expected, tmp_path):
         ("a slots=2\n-b slots=1\n", ":2: '-b' is neither a host name nor an address"),
         ("a slots=0\n", "has no slots"),
         ("a slots=999999\n", "more than 100000 slots"),
+        ("a:2222\nb:2222\n", r':1: 2222 would be the number of processes on a; .* {"worker": \["a:2222"\]}, .*`a slots=2222`'),
+        ("a:2\n[::1]:1024\n", r":2: 1024 would be the number of processes on ::1; .*`\[::1\] slots=1024`"),
     ],
 )
 def test_bad_host_files(text, message):

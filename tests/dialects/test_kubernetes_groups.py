@@ -34,6 +34,10 @@ def test_the_groups_of_a_job_set_are_jobs() -> None:
     alone = JOB_SET.replace("  - name: ps\n    template: {spec: {template: {spec: {containers: [{name: p}]}}}}\n", "")
     assert hosts(alone.replace("  network: {subdomain: net}\n", ""))[0] == "mnist-workers-0-0.mnist.ml.svc:None"
     assert len(kinds(alone.replace("name: workers", "name: anything"))) == 4
+    assert len(kinds(alone.replace("parallelism: 2", "parallelism: 8"))) == 4  # No more than there are to complete.
+    assert len(kinds(alone.replace("        completions: 2\n", ""))) == len(
+        kinds(alone.replace("parallelism: 2\n        ", ""))
+    )
     master = alone + "  - name: master\n    template: {spec: {template: {spec: {containers: [{name: p}]}}}}\n"
     assert hosts(master)[0] == "mnist-master-0-0.net.ml.svc:None"
 
@@ -43,7 +47,7 @@ def test_bad_job_sets() -> None:
         JOB_SET.replace("name: ps", "name: driver")
     )
     assert "google.com/tpu: the pods ask for TPUs" in refused(JOB_SET.replace("nvidia.com/gpu", "google.com/tpu"))
-    assert "more than 100000" in refused(JOB_SET.replace("parallelism: 2", "parallelism: 99999"))
+    assert "more than 100000" in refused(JOB_SET.replace(": 2\n        completions: 2", ": 99999\n        completions: 99999"))
     assert "replicatedJobs.1: 'name' is not a mapping; expected fields" in refused(
         JOB_SET.partition("  - name: ps")[0] + "  - name\n"
     )

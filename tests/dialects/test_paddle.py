@@ -128,6 +128,13 @@ def test_paddle_2_without_servers_trains_together():
     assert cluster.worker_groups == ((0, 1),) and cluster.task == ("worker", 1)
 
 
+def test_a_number_of_trainers_that_contradicts_their_addresses_is_refused():
+    environ = {"PADDLE_TRAINER_ENDPOINTS": "a:1,b:1", "PADDLE_TRAINER_ID": "1"}
+    assert environment.from_environ({**environ, "PADDLE_TRAINERS_NUM": "2"}).describe() == "2 workers"
+    with pytest.raises(ClusterError, match="PADDLE_TRAINERS_NUM: it is 3, and PADDLE_TRAINER_ENDPOINTS names 2"):
+        environment.from_environ({**environ, "PADDLE_TRAINERS_NUM": "3"})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -157,6 +164,8 @@ def test_variables_that_cannot_be_are_named(change, message):
     [
         ("python -m paddle.distributed.launch train.py", ["worker:0 localhost:27182"]),
         ("python -m paddle.distributed.launch --ips=a,b --gpus 0,1 train.py", ["a:6070", "a:6071", "b:6070", "b:6071"]),
+        ("CUDA_VISIBLE_DEVICES=2,3 fleetrun --ips=a,b train.py", ["a:6070", "a:6071", "b:6070", "b:6071"]),
+        ("env CUDA_VISIBLE_DEVICES=2,3 fleetrun --ips=a --gpus 1 t.py", ["a:6070"]),
         ("fleetrun --servers=a:1,b:2 --workers=a:3,b:4 train.py", ["a:3", "b:4", "a:1", "b:2"]),
         ("fleetrun --servers=a:6170,b:6171 --workers=a,b t.py", ["a:6172", "b:6173", "a:6170", "b:6171"]),
         ("fleetrun --servers=a:1 --workers=a:3,b t.py", ["a:6171", "b:6172", "a:1"]),

@@ -40,6 +40,19 @@ def test_gpus_belong_to_a_worker_in_the_benchmark() -> None:
     assert tfdist.read(line.format("train.py")).slots == 1
 
 
+def test_workers_of_the_benchmark_step_together_unless_it_is_told_not_to() -> None:
+    line = "python {} --ps_hosts=a:1 --worker_hosts=b:1,c:1 {}"
+    for flags, groups in (
+        ("", ((0, 1),)),
+        ("--cross_replica_sync=true", ((0, 1),)),
+        ("--cross_replica_sync=False", ((0,), (1,))),
+        ("--nocross_replica_sync", ((0,), (1,))),
+    ):
+        assert tfdist.read(line.format("tf_cnn_benchmarks.py", flags)).worker_groups == groups
+        assert tfdist.read(line.format("train.py", flags)).worker_groups == ((0,), (1,))
+    assert tfdist.read("python tf_cnn_benchmarks.py --worker_hosts=b:1,c:1").worker_groups == ((0, 1),)
+
+
 def test_bad_flags_of_tensorflow_1() -> None:
     start = "python x.py --worker_hosts=a:1,b:1"
     assert "--worker_hosts: 'a' has no port or is not an address" in refused("python x.py --worker_hosts=a")

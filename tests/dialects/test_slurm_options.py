@@ -40,6 +40,8 @@ def summary(cluster: tfdist.Cluster) -> tuple[int, int, int]:
         (("--nodes=2", "--ntasks-per-n=4"), (8, 1, 0)),
         (("-n 16", "--gres=gpu:1"), (16, 1, 0)),  # They share it.
         (("--tres-per-task=gres/gpu:2", "-n 2"), (2, 2, 2)),
+        (("--tres-per-task=cpu=8,gres/gpu:a100=2", "-n 2"), (2, 2, 2)),
+        (("--tres-per-task=gres/gpu=4", "-n 2"), (2, 4, 4)),
         (("--exclusive --ntasks=2 --mem=0 -J name -p gpu",), (2, 1, 0)),
         (("--some-plugin --ntasks=2",), (2, 1, 0)),
         (("--wait --ntasks=2", "-W --gpus-per-task=1"), (2, 1, 1)),
@@ -53,6 +55,7 @@ def test_the_step_counts_that_starts_the_program() -> None:
     lines = ("--nodes=4", "--ntasks-per-node=8")
     assert summary(script(*lines, run="srun --ntasks=4 --gpus-per-task=1 python x.py")) == (4, 1, 1)
     assert summary(script(*lines, run="srun -N1 -n1 hostname\nsrun python x.py")) == (32, 1, 0)
+    assert summary(script(*lines, run="srun -ln6 -vvG 6 python x.py")) == (6, 1, 1)
     assert summary(script("-n 6", run="srun --ntasks=$SLURM_NTASKS python x.py")) == (6, 1, 0)
     assert summary(script(*lines, run="srun --ntasks=$SLURM_NNODES python x.py")) == (4, 1, 0)
     with pytest.raises(ClusterError, match="different numbers of tasks in lines 4, 5; keep the one that trains"):

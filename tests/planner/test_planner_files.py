@@ -65,7 +65,16 @@ def test_files_that_are_no_measurement(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "rate"), [("1gbit", 125e6), ("100Mbit", 12.5e6), ("10 gbps", 1.25e9), ("125MB", 125e6), ("2.5gbit/s", 312.5e6)]
+    ("text", "rate"),
+    [
+        ("1gbit", 125e6),
+        ("100Mbit", 12.5e6),
+        ("10 gbps", 1.25e9),
+        ("125MB", 125e6),
+        ("125MBps", 125e6),
+        ("1 GB/s", 1e9),
+        ("2.5gbit/s", 312.5e6),
+    ],
 )
 def test_rates_of_links(text, rate):
     assert link.bytes_per_second(text) == pytest.approx(rate)
@@ -114,6 +123,7 @@ def test_bad_prices(text, tmp_path):
 
 def test_cores_of_machine_types():
     assert [prices.cores(name) for name in ("n1-highcpu-8", "standard", "complex_model_l", "laptop")] == [8, 4, 32, None]
+    assert prices.cores("n1-standard-16+2xNVIDIA_TESLA_T4") == 16 and prices.cores("+2xNVIDIA_TESLA_T4") is None
 
 
 def predictions():

@@ -168,6 +168,9 @@ def test_candidates():
     assert max(option.machines for option in bounded) == 5
     assert Option("default", 1) in bounded
     assert len(set(bounded)) == len(bounded)
+    many = Option("parameter_server", 50_000, 2000)
+    huge = candidates(Request(50_000, None, everything, described=many))
+    assert {option.ps for option in huge} == {0, *counts(1000), 2000} and len(huge) < 300
     assert counts(3) == [1, 2, 3]
     assert counts(100)[-1] == 100 and len(counts(1000)) < 40
 

@@ -6,6 +6,7 @@ options describe a cluster (`CommandReader.options`), and assignments count if a
 (`TF_CONFIG='{...}'`).
 """
 
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,16 @@ MAX_LAUNCHERS = 100
 """Launchers of a script that are read and compared."""
 
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*", re.ASCII)
+_PYTHON_VALUED = frozenset({"-W", "-X", "-Q", "--check-hash-based-pycs"})
+"""Options of Python whose value is a word of its own, `python -W ignore -m torch.distributed.run`."""
+_SETTERS = frozenset({"env", "sudo"})
+_SETTERS_VALUED = frozenset({"-u", "--unset", "--user", "-g", "--group", "-C", "-D", "--chdir"})
+"""Programs that take variables for the program behind them, and their options whose value is a word of its own."""
+_STARTERS = frozenset(
+    {"torchrun", "horovodrun", "torch.distributed.run", "torch.distributed.launch", "paddle.distributed.launch", "fleetrun"}
+    | {"accelerate-launch", "accelerate.commands.launch"}
+)
+"""Launchers that start processes on each task of another one."""
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh", "script"})
 _WHICH = re.compile(r"(?:\$\(|`)(?:which|command -v) ([\w./-]+)[)`]", re.ASCII)
 _SHEBANG = re.compile(r"#!.*\b(?:ba|z|da|k)?sh\b")
@@ -123,11 +134,13 @@ def _launch(
     command: ShellCommand, variables: Mapping[str, str], source: Source, has_lines: bool, known: Mapping[str, str]
 ) -> Launch | None:
     words = command.words[:MAX_WORDS]
+    own = {**command.variables, **_of_env(words)}
+    variables = {**variables, **own}
     if ON_NODE in known and ON_NODE not in variables:
         variables = {ON_NODE: known[ON_NODE], **variables}
-    found = _found(words, source, (known, command.exported, command.variables))
+    found = _found(words, source, (known, command.exported, own))
     if found is None:
-        dialect = _by_options(words) or _environment(command.variables)
+        dialect = _by_options(words) or _environment(own)
         kept = words if _by_options(words) else ()
         return Launch(dialect, kept, command.line, variables) if dialect else None
     start, name, inner = found
@@ -141,6 +154,22 @@ def _launch(
         outer = Launch(programs()["srun"], before[before.index("srun") :], command.line)
     _check_single(rest, source, command.line if has_lines else None)
     return Launch(dialect, rest, command.line, variables, outer)
+
+
+def _of_env(words: Sequence[str]) -> dict[str, str]:
+    """Returns the variables that `env A=1 torchrun` or `sudo A=1 torchrun` gives the program, also behind `time` and such."""
+    found: dict[str, str] = {}
+    if not words or os.path.basename(words[0]) not in PREFIXES:
+        return found
+    rest = itertools.dropwhile(lambda word: os.path.basename(word) not in _SETTERS, words)
+    for word in rest:
+        if (match := ASSIGNMENT.fullmatch(word)) is not None:
+            found[match[1]] = match[2]
+        elif word in _SETTERS_VALUED:
+            next(rest, None)
+        elif not word.startswith("-") and os.path.basename(word) not in _SETTERS:
+            break
+    return found
 
 
 def _found(
@@ -186,9 +215,11 @@ def _used(script: str, given: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 def _module(words: Sequence[str], position: int) -> int | None:
     """Returns the position of the module or file that `python` at `position` runs."""
+    is_value = False
     for index in range(position + 1, len(words)):
-        if not words[index].startswith("-") or words[index - 1] == "-m":
+        if not is_value and (not words[index].startswith("-") or words[index - 1] == "-m"):
             return index
+        is_value = not is_value and words[index] in _PYTHON_VALUED
     return None
 
 
@@ -229,11 +260,12 @@ def _hidden(command: ShellCommand) -> dict[str, _Hidden]:
 
 def _check_single(words: Sequence[str], source: Source, line: int | None) -> None:
     """Raises ClusterError for a launcher that starts another one on every task."""
-    starters = {name for name in ("torchrun", "horovodrun", "torch.distributed.run", "torch.distributed.launch")}
-    for word in words[1:]:
+    for before, word, after in zip(words, words[1:], (*words[2:], ""), strict=False):
         if word.endswith(".py"):
             return
-        if os.path.basename(word) in starters:
+        name = os.path.basename(word)
+        is_deepspeed = name == "deepspeed" and before not in ("-n", "--name")  # `conda run -n deepspeed python`
+        if name in _STARTERS or is_deepspeed or (name, after) == ("accelerate", "launch"):
             raise source.error(
                 f"{words[0]} starts {word} on every task, and each of these starts processes; give the command of one launcher",
                 line=line,

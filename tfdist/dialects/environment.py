@@ -80,7 +80,7 @@ def find(environ: Mapping[str, str] | None = None) -> Described | None:
         ClusterError: if the environment that counts cannot be read, or two launchers contradict each other.
     """
     environ = os.environ if environ is None else environ
-    if environ.get(STARTED_VARIABLE) and environ.get("TF_CONFIG"):
+    if is_started(environ):
         environ = {"TF_CONFIG": environ["TF_CONFIG"]}
     launchers = list(_environments(environ, allocates=False))
     several = sorted((entry for entry in launchers if entry.size > 1), key=_missing_addresses)
@@ -94,6 +94,11 @@ def find(environ: Mapping[str, str] | None = None) -> Described | None:
     first = next((entry for entry in machines if entry.size > 1), next(iter(launchers), None))
     first = first or next((entry for entry in machines if entry.devices > 1), None)
     return None if first is None else first.described
+
+
+def is_started(environ: Mapping[str, str]) -> bool:
+    """Returns whether tfdist has started the process with these variables, as a task that its TF_CONFIG describes."""
+    return bool(environ.get(STARTED_VARIABLE) and environ.get("TF_CONFIG"))
 
 
 def find_blank(environ: Mapping[str, str] | None = None) -> Described | None:

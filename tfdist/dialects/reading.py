@@ -100,10 +100,16 @@ def from_environment() -> Described | None:
     """Returns what `TFDIST_CLUSTER` or the environment of this process describes, or None.
 
     Raises:
-        ClusterError: for a bad one.
+        ClusterError: for a bad one. It names the variable, which may be left over.
     """
     given = os.environ.get(environment.CLUSTER_VARIABLE, "").strip()
-    return description(given) if given else environment.find()
+    if not given or environment.is_started(os.environ):  # The launcher has another description, or has read this one.
+        return environment.find()
+    try:
+        return description(given)
+    except ClusterError as error:
+        is_text, fault = str(error).startswith("<text>:"), str(error).removeprefix("<text>:")
+        raise ClusterError(f"{environment.CLUSTER_VARIABLE}:{fault if is_text else f' {fault}'}") from None
 
 
 def _standalone(options: Mapping[str, Any]) -> bool:

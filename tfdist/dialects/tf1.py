@@ -4,7 +4,8 @@ Sources of the names: tensorflow r1.15 `tools/dist_test/python/mnist_replica.py`
 tensorflow/benchmarks `scripts/tf_cnn_benchmarks/benchmark_cnn.py`. Every program defined these flags itself, so the flags
 identify the command line, whatever the program is called. They may also be the keys of a file or dict.
 
-Workers are asynchronous unless a flag says that they step together (`--sync_replicas`).
+Workers are asynchronous unless a flag says that they step together (`--sync_replicas`). Those of `tf_cnn_benchmarks.py` step
+together unless a flag says that they do not (`--cross_replica_sync`, which is true there).
 """
 
 import os
@@ -33,6 +34,7 @@ WORDS = names("job_name task_index task_id num_gpus") | frozenset(_HOSTS) | froz
 MARKS = names("ps_hosts worker_hosts")
 _BENCHMARK = "tf_cnn_benchmarks.py"
 """The program in which `--num_gpus` is the number of one worker's GPUs. In others it may be that of the machine."""
+_BENCHMARK_SYNCHRONOUS = "cross_replica_sync"
 
 
 def looks_like(content: "str | Mapping[Any, Any]") -> bool:
@@ -53,18 +55,19 @@ def parse(document: Document) -> Cluster:
         if isinstance(value, list | tuple) and all(isinstance(entry, str) for entry in value):
             value = ",".join(value)
         texts[key] = "" if value is None else scalar_text(value, source, key, line)
-    return _read(Values(source, texts, ""), has_gpus=False)
+    return _read(Values(source, texts, ""), is_benchmark=False)
 
 
 def parse_command(words: list[str], source: Source) -> Cluster:
     """Reads the command line of a training program; other flags are ignored. Raises ClusterError for bad values."""
-    has_gpus = any(os.path.basename(word) == _BENCHMARK for word in words)
-    valued = WORDS - frozenset(_SYNCHRONOUS) - (frozenset() if has_gpus else {"num_gpus"})
-    return _read(options(words[1:], source, valued, frozenset(_SYNCHRONOUS), is_program=True), has_gpus)
+    is_benchmark = any(os.path.basename(word) == _BENCHMARK for word in words)
+    valued = WORDS - frozenset(_SYNCHRONOUS) - (frozenset() if is_benchmark else {"num_gpus"})
+    switches = frozenset((*_SYNCHRONOUS, _BENCHMARK_SYNCHRONOUS) if is_benchmark else _SYNCHRONOUS)
+    return _read(options(words[1:], source, valued, switches, is_program=True), is_benchmark)
 
 
-def _read(values: Values, has_gpus: bool) -> Cluster:
-    gpus = values.number("num_gpus", 0, most=MAX_GPUS_PER_TASK) if has_gpus else 0
+def _read(values: Values, is_benchmark: bool) -> Cluster:
+    gpus = values.number("num_gpus", 0, most=MAX_GPUS_PER_TASK) if is_benchmark else 0
     tasks: list[Task] = []
     for flag, job in _HOSTS.items():
         entries = [entry.strip() for entry in values.text(flag).split(",") if entry.strip()]
@@ -79,10 +82,11 @@ def _read(values: Values, has_gpus: bool) -> Cluster:
     if not tasks:
         raise values.error("worker_hosts", "it names no host; expected host:port,host:port")
     workers = sum(task.slots for task in tasks if task.job == "worker")
-    is_synchronous = any(values.flag(name) for name in _SYNCHRONOUS) and any(task.job == "ps" for task in tasks)
+    is_synchronous = any(map(values.flag, _SYNCHRONOUS)) or (is_benchmark and values.flag(_BENCHMARK_SYNCHRONOUS, True))
+    has_ps = any(task.job == "ps" for task in tasks)
     return Cluster(
         tuple(tasks),
-        worker_groups=(tuple(range(workers)),) if is_synchronous and workers else (),
+        worker_groups=(tuple(range(workers)),) if is_synchronous and has_ps and workers else (),
         source=values.source,
         task=_task(values, tasks),
     )

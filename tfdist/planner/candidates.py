@@ -10,6 +10,9 @@ from tfdist.synchronization import DEFAULT_SYNC_PERIOD, Synchronization
 PERIODS = (DEFAULT_SYNC_PERIOD, 4 * DEFAULT_SYNC_PERIOD)
 """Sync periods that are compared if the user gives none. A longer one costs accuracy (tfdist.synchronization)."""
 
+MOST_PS = 1000
+"""No more ps are compared where the user describes fewer: `--machines` takes no more, and the time grows with their number."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -69,7 +72,7 @@ def _all(request: Request) -> Iterator[Option]:
         training = workers + request.has_chief
         if "multi_worker_mirrored" in request.strategies and training > 1:
             yield Option("multi_worker_mirrored", training)
-        for ps in counts(most or 2 * workers):
+        for ps in counts(most or min(2 * workers, MOST_PS)):
             for colocated in (True, False) if request.may_colocate and ps <= workers else (False,):
                 yield from _served(request, workers, ps, colocated)
 

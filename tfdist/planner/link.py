@@ -16,7 +16,7 @@ def bytes_per_second(text: str) -> float:
     """Returns the rate of a link in bytes per second, in each direction.
 
     Args:
-        text: a number with `bit` (or `bps`) or `B`, with `k`, `m` or `g` before it: `1gbit`, `100mbit`, `125MB`.
+        text: a number with `bit` (or `bps`) or `B` (or `Bps`), with `k`, `m` or `g` before it: `1gbit`, `100mbit`, `125MB`.
 
     Raises:
         ClusterError: for anything else, and for 0.
@@ -25,7 +25,7 @@ def bytes_per_second(text: str) -> float:
     rate = 0.0
     if match is not None:
         number, factor, unit = match.groups()
-        rate = float(number) * _FACTORS[(factor or "").lower()] / (1 if unit == "B" else 8)
+        rate = float(number) * _FACTORS[(factor or "").lower()] / (1 if unit in ("B", "Bps") else 8)
     if rate <= 0:
         raise Source("flags", "--link").error(
             f"{text!r} is not the rate of a link; expected for example 1gbit or 100mbit, or measured"

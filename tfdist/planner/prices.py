@@ -44,8 +44,9 @@ class Machines:
 
 def cores(name: str) -> int | None:
     """Returns the virtual processors of a machine type, the last number of its name; None if that does not say it."""
+    name = name.partition("+")[0]  # Behind it are accelerators.
     known = machine(name)
-    number = ((known.equivalent if known else "") or name.partition("+")[0]).rpartition("-")[2]
+    number = ((known.equivalent if known else "") or name).rpartition("-")[2]
     return int(number) if known is not None and number.isascii() and number.isdecimal() else None
 
 

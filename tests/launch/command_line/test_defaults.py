@@ -16,6 +16,7 @@ def applied(tmp_path, monkeypatch):
         (tmp_path / file).write_text(text)
         values = flags.FlagValues()
         flags.DEFINE_string("tier", None, "", flag_values=values)
+        flags.DEFINE_string("master_machine_type", None, "", flag_values=values)
         flags.DEFINE_integer("workers", None, "", short_name="n", lower_bound=1, flag_values=values)
         flags.DEFINE_enum("view", "auto", ["auto", "lines"], "", flag_values=values)
         flags.DEFINE_bool("detach", False, "", flag_values=values)
@@ -47,6 +48,14 @@ def test_the_command_line_wins_and_the_rest_comes_from_the_file(applied):
 def test_a_cluster_on_the_command_line_replaces_that_of_the_file(applied):
     values, found = applied('tier = "STANDARD_1"\nview = "lines"\n', "-n", "2")
     assert (values.tier, values.workers, values.view) == (None, 2, "lines") and len(found) == 1
+
+
+def test_a_cluster_on_the_command_line_replaces_the_machine_types_of_the_file(applied):
+    text = 'tier = "CUSTOM"\nmaster_machine_type = "n1-standard-4"\n'
+    values, found = applied(text, "-n", "2")
+    assert (values.tier, values.master_machine_type, found) == (None, None, [])
+    values, _ = applied(text, "--master_machine_type=n1-standard-8")
+    assert (values.tier, values.master_machine_type) == ("CUSTOM", "n1-standard-8")
 
 
 def test_variables_of_the_file_are_shown_without_values_and_replaced_by_those_given(applied):

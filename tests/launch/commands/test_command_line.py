@@ -2,20 +2,27 @@
 
 import collections
 import json
+import math
 import os
 import re
+import shlex
 import subprocess
 import sys
+import threading
+import types
 
 import pytest
+from cluster_strategies import clusters
+from hypothesis import HealthCheck, given, settings
 
-from tfdist.choice import choose, prepared
+from tfdist.choice import Choice, choose, prepared
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import read
+from tfdist.launch.backends.interface import Plan
 from tfdist.launch.backends.local import backend as local
 from tfdist.launch.backends.local import resources
 from tfdist.launch.command_line import splitting
-from tfdist.launch.commands import cli, dry_run
+from tfdist.launch.commands import cli, dry_run, run_flags
 from tfdist.launch.jobs.job import Job, Program
 
 pytestmark = pytest.mark.slow
@@ -69,6 +76,28 @@ def test_a_dry_run_of_many_tasks_does_nothing_for_each_pair_of_them(monkeypatch,
     assert [json.loads(text) for text in re.findall(r"TF_CONFIG='(.*)'", shown)] == [
         plan.job.cluster.tf_config(task.job, task.index) for task in plan.job.cluster.tasks
     ]
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(cluster=clusters())
+def test_a_dry_run_shows_tf_config_of_every_cluster_as_its_tasks_get_it(capsys, cluster):
+    cluster = cluster.addressed()
+    dry_run.explain(Plan(Job(cluster, Choice("hogwild", "of a test"), Program("train.py"))))
+    words = [
+        line.partition("TF_CONFIG=")[2] for line in capsys.readouterr().out.splitlines() if line.startswith("  TF_CONFIG=")
+    ]
+    shown = [json.loads("".join(shlex.split(word))) for word in words]
+    assert shown == [json.loads(json.dumps(cluster.tf_config(task.job, task.index))) for task in cluster.tasks]
+
+
+def test_a_longer_start_timeout_is_given_to_the_tasks(launch):
+    assert "variables TFDIST_START_TIMEOUT" in launch("-n", "2", "--dry_run", "--start_timeout", "900").stdout
+    assert "TFDIST_START_TIMEOUT" not in launch("-n", "2", "--dry_run", "--start_timeout", "20").stdout
+
+
+def test_a_grace_period_without_an_end_is_one_that_timers_take():
+    values = {name: cli.FLAGS[name].value for name in cli.FLAGS} | {"grace_period": math.inf}
+    assert 1e6 < run_flags.settings(types.SimpleNamespace(**values), ["worker:0"]).grace_period < threading.TIMEOUT_MAX
 
 
 @pytest.fixture

@@ -59,6 +59,9 @@ def test_bash_completes_commands_flags_values_files_and_handles(script, tmp_path
     assert asked(bash, tmp_path, "run", "--detach", "--view", "") == ["auto", "live", "lines"]
     assert asked(bash, tmp_path, "run", "--cluster", "tr") == asked(bash, tmp_path, "status", "--svg", "tr") == ["train.py"]
     assert asked(bash, tmp_path, "translate", "STANDARD_1", "--to", "tf_") == ["tf_config"]
+    assert asked(bash, tmp_path, "translate", "STANDARD_1", "--to=cl") == ["cloudml", "cluster_spec"]
+    assert asked(bash, tmp_path, "translate", "STANDARD_1", "--nam") == ["--name=", "--namespace="]
+    assert asked(bash, tmp_path, "translate", "STANDARD_1", "--ta") == ["--task="]
     assert "--tier=BASIC" in asked(bash, tmp_path, "run", "--dry_run", "")
     assert asked(bash, tmp_path, "completion", "z") == ["zsh"]
     folder = JobFolder.create("local")

@@ -15,6 +15,7 @@ from tools import needs
 
 from tfdist.choice import choose
 from tfdist.launch.commands import COMMANDS
+from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs.events import Exited
 from tfdist.launch.jobs.job import Program
 from tfdist.launch.plan import arguments, configurations, host_link, probe
@@ -369,6 +370,16 @@ def test_a_program_that_ends_early_is_not_one_that_is_slow():
     assert "the program has ended without a step of fit (it exited with 1)" in early._too_few(here, configurations.ALL[0], None)
     assert "has ended after too few steps of fit (it exited with 1)" in early._too_few(here, configurations.ALL[0], some)
     assert "gives fit data of unknown batch size" in early._too_few(here, configurations.ALL[0], unknown)
+
+
+def test_a_model_without_variables_that_train_is_not_measured(tmp_path, monkeypatch):
+    begun = probe.Probe(Program(script="train.py"), configurations.ALL[:1], 1, Synchronization())
+    processor = ProcessorTime()
+    fit = Fit(50, 100, (), [(float(second), second) for second in range(9)])
+    monkeypatch.setattr(begun, "_ready", lambda runner: configurations.everyone().addressed())
+    monkeypatch.setattr(begun, "_one", lambda *arguments: (fit, processor))
+    with pytest.raises(UsageError, match="nothing was measured: the model that the program fits has no variables that train"):
+        begun._measure(None, tmp_path)
 
 
 @pytest.mark.parametrize("flag", ["--cores", "--seconds"])

@@ -30,6 +30,8 @@ _FIELD = re.compile(r"n?(?:workers?|servers?)_(?:per_|groups?).*|start_port|sync
 _COLON_LINE = re.compile(rf"({_NAME}):([0-9]+)(?:[ \t].*)?", re.ASCII)
 _OPTION = re.compile(r"([A-Za-z][\w-]*)[ \t]*=[ \t]*(\S*)", re.ASCII)
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(?::([0-9]{1,9}))?", re.ASCII)
+_PORTS = range(1024, 65536)
+"""A number as in `a:2222` is a port: programs listen there, and no host starts so many ranks."""
 _SLOTS = ("slots", "cpu", "cpus", "count")
 _FILE_OPTIONS = (*_SLOTS, "max_slots", "max-slots", "slots_max", "slots-max", "binding", "user", "username", "port")
 
@@ -89,7 +91,10 @@ def parse_hosts(text: str, source: Source, field: str) -> Hosts:
         if match is None or host is None:
             hint = "; write IPv6 addresses in brackets, [::1]:2" if item.count(":") > 1 else ""
             raise source.error(f"{shown(item)} is not a host and its slots; expected a:2,b:2{hint}", field=field)
-        hosts.append((host, int(match[2] or 1)))
+        slots = int(match[2] or 1)
+        if slots in _PORTS:
+            raise source.error(f"{shown(item)}: {_is_port(host, slots)}", field=field)
+        hosts.append((host, slots))
     _check_total(sum(slots for _, slots in hosts), source)
     return hosts
 
@@ -105,6 +110,15 @@ def merged(hosts: Hosts) -> Hosts:
 def _check_total(total: int, source: Source) -> None:
     if total > MAX_TASKS:
         raise source.error(f"there are more than {MAX_TASKS} slots, which is more than tfdist supports")
+
+
+def _is_port(host: str, slots: int) -> str:
+    """Returns the sentence about an address in the place of a host and its slots."""
+    where = f"[{host}]" if ":" in host else host
+    return (
+        f"{slots} would be the number of processes on {host}; if it is a port, describe the addresses as TF_CONFIG does, "
+        f'{{"worker": ["{where}:{slots}"]}}, and otherwise write `{where} slots={slots}` into a host file'
+    )
 
 
 def _without_comment(line: str) -> str:
@@ -147,4 +161,6 @@ def _hostfile_line(line: str, number: int, source: Source) -> tuple[str, int]:
     slots = "1" if slots is None else slots  # Open MPI's hostfile(7): a node without slots is a machine with one.
     if not (slots.isascii() and slots.isdecimal() and len(slots) <= 9):
         raise fault(f"{shown(slots)} is not a number of slots")
+    if match and slots == match[2] and int(slots) in _PORTS:
+        raise fault(_is_port(host, int(slots)))
     return host, int(slots)

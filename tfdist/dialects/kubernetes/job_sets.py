@@ -55,8 +55,9 @@ def _jobset(job: Node) -> Cluster:
     for group, role in _roles(groups, job, is_mpi=False, single="worker"):
         template = group.get("template")
         inner = template.get("spec") if template else None
-        number = (inner.get("parallelism") or inner.get("completions")) if inner else None
-        pods, jobs = (1 if number is None else number.count(0)), replica_count(group)
+        limits = [inner.get(name) for name in ("parallelism", "completions")] if inner else []
+        # Kubernetes starts no more pods at a time than a Job has to complete.
+        pods, jobs = min((limit.count(0) for limit in limits if limit is not None), default=1), replica_count(group)
         pod = container(inner.get("template") if inner else None, None)
         width = _width(pod, role)
         label = group.child("name").value

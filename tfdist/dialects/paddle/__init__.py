@@ -7,6 +7,9 @@ keeps the mode in the training program. Without pservers they step together. Thi
 `environment.py`.
 """
 
+import os
+from collections.abc import Mapping
+
 from tfdist.dialects.dialect import CommandReader, Described, Dialect, EnvironmentReader, TextReader
 from tfdist.dialects.paddle import environment, launch, legacy
 from tfdist.errors import Source
@@ -15,14 +18,20 @@ LEGACY_PROGRAMS = ("paddle", "pserver")
 LAUNCHERS = ("paddle.distributed.launch", "paddle.distributed.fleet.launch", "fleetrun")
 
 
-def parse_command(words: list[str], source: Source) -> Described:
+def parse_command(words: list[str], source: Source, environ: Mapping[str, str] | None = None) -> Described:
     """Reads a command line of Paddle's launcher, or of `paddle train` and `paddle pserver`.
+
+    Args:
+        words: the command line; the first word is the program.
+        source: for messages.
+        environ: variables, of which CUDA_VISIBLE_DEVICES counts. Default: those of this process.
 
     Raises:
         ClusterError: for a bad one.
     """
-    parse = legacy.parse_command if words[0] in LEGACY_PROGRAMS else launch.parse_command
-    return parse(words, source)
+    if words[0] in LEGACY_PROGRAMS:
+        return legacy.parse_command(words, source)
+    return launch.parse_command(words, source, os.environ if environ is None else environ)
 
 
 DIALECT = Dialect(
@@ -30,6 +39,6 @@ DIALECT = Dialect(
     title="Paddle",
     example="a command line of Paddle (paddle train --pservers=..., python -m paddle.distributed.launch ...)",
     text=TextReader(legacy.parse, words=legacy.WORDS, marks=legacy.MARKS, is_mapping=True),
-    command=CommandReader((*LEGACY_PROGRAMS, *LAUNCHERS), parse_command),
+    command=CommandReader((*LEGACY_PROGRAMS, *LAUNCHERS), parse_command, reads_variables=True),
     environment=EnvironmentReader(environment.recognizes, environment.from_environ),
 )

@@ -48,6 +48,7 @@ def from_environ(environ: Mapping[str, str]) -> Cluster | RankInfo:
 
 def _collective(values: Values) -> Cluster:
     workers = addresses(values, "PADDLE_TRAINER_ENDPOINTS")
+    _check_size(values, workers)
     rank = values.number("PADDLE_TRAINER_ID", 0, most=len(workers) - 1)
     current = values.text("PADDLE_CURRENT_ENDPOINT")
     if current and launcher_address(values, "PADDLE_CURRENT_ENDPOINT", current) != workers[rank]:
@@ -63,9 +64,7 @@ def _with_servers(values: Values, name: str, port: int | None) -> Cluster | Rank
     """Reads parameter server mode. `port` is the port of all pservers; None if the list has one for each."""
     servers = addresses(values, name, port)
     workers = addresses(values, "PADDLE_TRAINER_ENDPOINTS") if values.text("PADDLE_TRAINER_ENDPOINTS") else []
-    size = values.number("PADDLE_TRAINERS_NUM", len(workers) or None, least=1)
-    if workers and size != len(workers):
-        raise values.error("PADDLE_TRAINERS_NUM", f"it is {size}, and PADDLE_TRAINER_ENDPOINTS names {len(workers)}")
+    size = _check_size(values, workers)
     role = values.text("TRAINING_ROLE", values.text("PADDLE_TRAINING_ROLE"))  # The first role maker's name.
     if role not in ROLES:
         hint = "; heterogeneous trainers are not supported" if role.startswith("HETER") else nearest(role, ROLES)
@@ -84,6 +83,14 @@ def _with_servers(values: Values, name: str, port: int | None) -> Cluster | Rank
     if not workers:
         return me
     return me.cluster(Task("worker", index, *where) for index, where in enumerate(workers))
+
+
+def _check_size(values: Values, workers: list[tuple[str, int]]) -> int:
+    """Returns the number of trainers. Raises ClusterError if it is not that of their addresses, as far as these are known."""
+    size = values.number("PADDLE_TRAINERS_NUM", len(workers) or None, least=1)
+    if workers and size != len(workers):
+        raise values.error("PADDLE_TRAINERS_NUM", f"it is {size}, and PADDLE_TRAINER_ENDPOINTS names {len(workers)}")
+    return size
 
 
 def _server_index(values: Values, name: str, servers: list[tuple[str, int]], port: int | None) -> int:

@@ -5,7 +5,6 @@ Sources of the rules: Paddle `python/paddle/distributed/launch/context/args_envs
 """
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -43,8 +42,13 @@ FIRST_PORT = 6170
 _DEVICES = ("devices", "gpus", "npus", "xpus")
 
 
-def parse_command(words: list[str], source: Source) -> Cluster | RankInfo:
+def parse_command(words: list[str], source: Source, environ: Mapping[str, str]) -> Cluster | RankInfo:
     """Reads a command line of the launcher.
+
+    Args:
+        words: the command line; the first word is the program.
+        source: for messages.
+        environ: variables.
 
     Returns:
         A Cluster if the command line names the hosts or has one node; else the RankInfo of the first rank of this node.
@@ -64,7 +68,7 @@ def parse_command(words: list[str], source: Source) -> Cluster | RankInfo:
     )
     if mode not in ("", "ps", "collective"):
         raise values.error("run_mode", f"{shown(mode)} is not supported; expected collective or ps")
-    return _servers(values) if mode == "ps" else _collective(values)
+    return _servers(values) if mode == "ps" else _collective(values, environ)
 
 
 @dataclass(frozen=True)
@@ -108,9 +112,11 @@ def _servers(values: Values) -> Cluster:
     return Cluster((*workers, *ps), worker_groups=groups, source=values.source)
 
 
-def _collective(values: Values) -> Cluster | RankInfo:
+def _collective(values: Values, environ: Mapping[str, str]) -> Cluster | RankInfo:
     devices = next((values.text(name) for name in _DEVICES if values.text(name)), "")
-    on_machine = len(devices.split(",")) if devices else visible_gpus(os.environ) or 1  # Paddle takes all GPUs of a node.
+    # Without them Paddle takes the GPUs of CUDA_VISIBLE_DEVICES, else all of a node.
+    visible = [gpu for gpu in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip().isdecimal()]
+    on_machine = len(devices.split(",")) if devices else len(visible) or visible_gpus(environ) or 1
     processes = values.number("nproc_per_node", on_machine, least=1)
     gpus = int(bool(values.text("gpus")))
     start_port = values.port("start_port", START_PORT)

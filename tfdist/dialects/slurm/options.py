@@ -69,6 +69,8 @@ _LETTERS = {
         "W": "wait",
     },
 }
+_SWITCH_LETTERS = "EHhklOQsuVvXZ"
+"""Those that take no value, so that another one may follow in the same word."""
 _ALIASES = {"tasks-per-node": "ntasks-per-node", "pack-group": "het-group"}
 
 OF_TASKS = ("ntasks", "nodes", "ntasks-per-node", "ntasks-per-gpu")
@@ -77,7 +79,7 @@ OF_TASKS = ("ntasks", "nodes", "ntasks-per-node", "ntasks-per-gpu")
 _OF_GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gres", "tres-per-task")
 """Options that say how many GPUs there are."""
 
-_COUNT = re.compile(r"(?:.*:)?([0-9]{1,9})(?:\([^)]*\))?", re.ASCII)
+_COUNT = re.compile(r"(?:.*[:=])?([0-9]{1,9})(?:\([^)]*\))?", re.ASCII)
 _GRES = re.compile(r"(?:gres[/:])?gpu(?:[:=/](.*))?", re.ASCII)
 
 
@@ -107,7 +109,8 @@ def options(words: Sequence[str], *, is_batch: bool = False) -> tuple[dict[str, 
             written, equals, value = word[2:].partition("=")
             name = _full(written)
         else:
-            name, equals, value = _LETTERS.get(word[1], ""), word[2:], word[2:].removeprefix("=")
+            letters = word[1:].lstrip(_SWITCH_LETTERS) or word[1]  # -ln4 is -l -n4
+            name, equals, value = _LETTERS.get(letters[0], ""), letters[1:], letters[1:].removeprefix("=")
         if name in valued and not equals and position < len(words):
             value = words[position]
             position += 1

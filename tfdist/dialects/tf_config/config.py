@@ -104,7 +104,8 @@ class _Reader:
             spec = self._mapping(where)
             task = self._task()
         # Numbers of tasks in place of addresses, as in the `jobs` of SlurmClusterResolver. TensorFlow's TF_CONFIG has none.
-        self.has_counts = not self.document.from_environment and all(map(is_int, spec.values()))
+        given = [value for value in spec.values() if value is not None]
+        self.has_counts = not self.document.from_environment and all(map(is_int, given))
         extension = self._mapping(EXTENSION) if not self.is_bare else {}
         fields = Extension(extension, self.error)
         jobs = self._jobs(spec, where)
@@ -120,7 +121,8 @@ class _Reader:
         if evaluators:
             jobs["evaluator"] = evaluators
         tasks = self._tasks(jobs, task, fields)
-        partial = fields.flag("partial", partial or [entry.job for entry in tasks] == ["evaluator"])
+        sees_itself = task is not None and [entry.job for entry in tasks] == ["evaluator"]
+        partial = fields.flag("partial", partial or sees_itself)
         cluster = Cluster(
             tasks=tuple(tasks),
             worker_groups=fields.groups("worker_groups"),
@@ -196,10 +198,21 @@ class _Reader:
         prefix = (where,) if where else ()
         jobs: dict[str, dict[int, str]] = {}
         total = 0
+        has_lists = any(isinstance(entries, list | tuple | Mapping) for entries in spec.values())
+        is_mixed = not has_lists and not self.has_counts and not self.document.from_environment
+        counted = next((job for job in _JOB_NAMES if is_mixed and is_int(spec.get(job))), None)
         for job, entries in spec.items():
             if not isinstance(job, str) or job not in _JOB_NAMES:
                 known = ", ".join(JOBS)
                 raise self.error(f"{shown(job)} is not a job; the jobs are {known}{nearest(job, _JOB_NAMES)}", *prefix)
+            if counted is not None and not is_int(entries) and entries is not None:
+                raise self.error(
+                    f"{shown(entries)} is not a number of tasks, as {counted} has; give numbers for all jobs, or addresses",
+                    *prefix,
+                    job,
+                )
+            if counted is not None:
+                continue
             addresses = dict(self._entries(entries, (*prefix, job)))
             total += len(addresses)
             if total > MAX_TASKS:
