@@ -66,10 +66,18 @@ class ChiefValues:
     def _update(self, block: ParameterBlock) -> None:
         if block.dirty and not block.changed:
             if not self._in_flight():
-                self._collect([block])
+                self._collect(self._beside(block))
             elif block.kind is Kind.SYNCHRONIZED and self._fetched.get(block) != self._executions_done:
                 self._fetched[block] = self._executions_done  # Once for all variables that are read between two steps.
                 block.set_values(block.fetch())
+
+    def _beside(self, block: ParameterBlock) -> list[ParameterBlock]:
+        """Returns the blocks that are collected with a block: if it is synchronized, all that are.
+
+        Groups push several of them together. One that is collected alone would have no progress in their next push, which makes
+        a round because of the others: the outer momentum alone would move it.
+        """
+        return [each for each in self._blocks if each.kind is block.kind] if block.kind is Kind.SYNCHRONIZED else [block]
 
     def release(self, block: ParameterBlock) -> None:
         """Gives the last values of a block to its variables, which then belong to no block.
@@ -107,7 +115,7 @@ class ChiefValues:
                 continue
             self._wait_until_idle()  # Executions that wait for a group make progress, too.
             if block.dirty:
-                self._collect([block])
+                self._collect(self._beside(block))
             block.publish()
             checkpoint_state.restore_outer(block)
 

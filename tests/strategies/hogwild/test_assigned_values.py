@@ -1,6 +1,7 @@
 """What the chief assigns stays its value until the groups have it, without a cluster."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tfdist.strategies.hogwild.replicas.chief_values import ChiefValues
@@ -32,8 +33,8 @@ def block_of(*variables):
     return block
 
 
-def chief_of(block, found):
-    """The values on a chief that finds these numbers in the groups whenever it collects, and idle groups."""
+def chief_of(block, found, *others):
+    """The values on a chief that finds these numbers in the groups whenever it collects a block, and idle groups."""
 
     def collect(blocks):
         for each in blocks:
@@ -41,7 +42,7 @@ def chief_of(block, found):
                 each.set_values(np.float32(found))
                 each.dirty.clear()
 
-    return ChiefValues([block], collect, lambda: 0, lambda: None)
+    return ChiefValues([block, *others], collect, lambda: 0, lambda: None)
 
 
 def assign(chief, variable, value):
@@ -96,3 +97,19 @@ def test_a_variable_that_leaves_its_block_keeps_what_was_assigned():
     block.dirty = {0, 1}
     chief.release(block)
     assert (weight.value, other.value) == (7.0, 2.5) and weight.block is None
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_what_is_synchronized_is_collected_together(changes):
+    """A block without progress, pushed with others that have some, would make a round: its outer momentum moves it."""
+    weight, beside, slot = Variable(1.0), Variable(2.0), Variable(3.0, Kind.OWN)
+    block, other, own = block_of(weight), block_of(beside), block_of(slot)
+    chief = chief_of(block, [1.5], other, own)
+    if changes:
+        assign(chief, weight, 7.0)
+    for each in (block, other, own):
+        each.dirty = {0, 1}
+    chief.publish()
+    chief.refresh(weight)
+    assert (block.dirty, other.dirty, own.dirty) == (set(), set(), {0, 1})
+    assert (weight.value, beside.value) == (7.0 if changes else 1.5, 2.0) and chief.newer(beside) == 1.5
