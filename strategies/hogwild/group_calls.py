@@ -314,8 +314,7 @@ class GroupCalls:
         return bool(self._replicas.pushes_left.all_begin(group, turns))
 
     def _register_weights(self) -> None:
-        """Puts the model's weights into the global parameters. Frozen weights have blocks that are synchronized only if
-        the step assigns them."""
+        """Registers the weights of the model. Blocks of frozen ones are synchronized only if the step assigns them."""
         if self._steps.blocks or not self._model.built:
             return
         self._replicas.release_unused()
@@ -373,10 +372,11 @@ class GroupCalls:
 
     def _add_used(self, variables: list[LocalVariable]) -> None:
         owners = optimizers_by_variable(self._model)
+        others = [v for v in variables if id(v) not in owners]
         # Weights of another model, which a loss calls and the program may train later.
-        others = (v for v in variables if v.kind is Kind.OWN and id(v) not in owners)
-        read = [v for v in others if v.dtype.is_floating and not v.is_assigned]
+        read = [v for v in others if v.kind is Kind.OWN and v.dtype.is_floating and not v.is_assigned]
         self._register_frozen(read, [v for v in read if not v.trainable])
+        self._replicas.register(others)  # Apart from slots: of what the program assigns, groups pull the whole block.
         self._replicas.register(variables)
         blocks = dict.fromkeys(v.block for v in variables if v.block is not None)
         self._blocks.update(blocks)

@@ -24,7 +24,8 @@ class ChiefValues:
 
     Args:
         blocks: all blocks. Others add to the list.
-        collect: collects blocks from the groups, see `Collector.collect`.
+        collect: collects blocks from the groups, see `LocalReplicas.collect`.
+        current_owners: returns the groups with a current local replica of a block that is not synchronized.
         in_flight: returns the number of executions in flight.
         wait_until_idle: waits until no execution is in flight.
     """
@@ -32,12 +33,14 @@ class ChiefValues:
     def __init__(
         self,
         blocks: list[ParameterBlock],
-        collect: Callable[[Sequence[ParameterBlock]], object],
+        collect: Callable[..., dict[ParameterBlock, dict[int, Any]]],
+        current_owners: Callable[[ParameterBlock], list[int]],
         in_flight: Callable[[], int],
         wait_until_idle: Callable[[], None],
     ) -> None:
         self._blocks = blocks
         self._collect = collect
+        self._current_owners = current_owners
         self._in_flight = in_flight
         self._wait_until_idle = wait_until_idle
         self._executions_done = 0
@@ -114,10 +117,20 @@ class ChiefValues:
             if not block.changed:
                 continue
             self._wait_until_idle()  # Executions that wait for a group make progress, too.
-            if block.dirty:
+            if block.kind in (Kind.OWN, Kind.SEED):
+                self._keep_own(block)
+            elif block.dirty:
                 self._collect(self._beside(block))
             block.publish()
             checkpoint_state.restore_outer(block)
+
+    def _keep_own(self, block: ParameterBlock) -> None:
+        """Keeps what each group has of the variables that are not assigned. The block has their mean, for new groups."""
+        found = self._collect([block], others={block: self._current_owners(block)})
+        for group, vector in found[block].items():
+            for variable in block.variables:
+                if id(variable) not in block.assigned:
+                    variable.restored[group] = block.cut(vector, variable).copy()
 
     def count_updates(self, made: Sequence[tuple[LocalVariable, int]]) -> None:
         """Adds the updates of an execution to the counters on the chief."""

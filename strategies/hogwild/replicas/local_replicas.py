@@ -80,7 +80,9 @@ class LocalReplicas:
         self._pulled: dict[tuple[int, ParameterBlock], tuple[int, int]] = {}  # See `_current`.
         self._used_by: dict[ParameterBlock, weakref.WeakSet[Any]] = {}  # See `use`.
         self._positions: weakref.WeakKeyDictionary[Any, checkpoint_state.Period] = weakref.WeakKeyDictionary()
-        self._chief = ChiefValues(self.blocks, self.collect, lambda: self.in_flight(), lambda: self.wait_until_idle())
+        self._chief = ChiefValues(
+            self.blocks, self.collect, self.current_owners, lambda: self.in_flight(), lambda: self.wait_until_idle()
+        )
 
     # Variables.
 
@@ -374,9 +376,7 @@ class LocalReplicas:
 
     def current_owners(self, block: ParameterBlock) -> list[int]:
         """Returns the groups with a current local replica of a block that is not synchronized."""
-        if block.changed:
-            return []
-        there = [owner for owner in self.owners if owner not in self._membership.away]
+        there = (owner for owner in self.owners if owner not in self._membership.away)
         return [owner for owner in there if self._pulled.get((owner, block)) == self._current(owner, block)]
 
 

@@ -36,13 +36,14 @@ def block_of(*variables):
 def chief_of(block, found, *others):
     """The values on a chief that finds these numbers in the groups whenever it collects a block, and idle groups."""
 
-    def collect(blocks):
+    def collect(blocks, others=()):
         for each in blocks:
             if each.dirty:
                 each.set_values(np.float32(found))
                 each.dirty.clear()
+        return {each: each.of_groups for each in others}
 
-    return ChiefValues([block, *others], collect, lambda: 0, lambda: None)
+    return ChiefValues([block, *others], collect, lambda block: [0, 1], lambda: 0, lambda: None)
 
 
 def assign(chief, variable, value):
@@ -113,3 +114,17 @@ def test_what_is_synchronized_is_collected_together(changes):
     chief.refresh(weight)
     assert (block.dirty, other.dirty, own.dirty) == (set(), set(), {0, 1})
     assert (weight.value, beside.value) == (7.0 if changes else 1.5, 2.0) and chief.newer(beside) == 1.5
+
+
+@pytest.mark.parametrize("is_dirty", [False, True])
+def test_groups_keep_their_own_slots_when_another_variable_of_the_block_is_assigned(is_dirty):
+    """They pull the whole block, in which the chief has the mean of the slots."""
+    assigned, slot = Variable(1.0, Kind.OWN), Variable(0.0, Kind.OWN)
+    block = block_of(assigned, slot)
+    block.of_groups = {0: np.float32([1.0, 2.0]), 1: np.float32([1.0, 4.0])}
+    chief = chief_of(block, [1.0, 3.0])
+    assign(chief, assigned, 7.0)
+    block.dirty = {0, 1} if is_dirty else set()
+    chief.publish()
+    assert slot.restored == {0: 2.0, 1: 4.0} and assigned.restored == {}
+    assert block.values.tolist() == [7.0, 3.0 if is_dirty else 0.0] and not block.changed
