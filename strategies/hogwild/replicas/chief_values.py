@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tfdist.strategies.coordinator.calls.tracing import tracing_lock
 from tfdist.strategies.hogwild.replicas import checkpoint_state
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind, LocalVariable
@@ -49,8 +50,8 @@ class ChiefValues:
     def refresh(self, variable: LocalVariable) -> None:
         """Assigns the current value to the chief's variable.
 
-        While executions are in flight, that is the value of the global parameters, or the value that was collected last if the
-        variable is not synchronized. Otherwise groups flush first.
+        While executions are in flight, or a step is traced, that is the value of the global parameters, or the value
+        that was collected last if the variable is not synchronized. Otherwise groups flush first.
         """
         block = variable.block
         if block is None or variable.kind in (Kind.FROM_CHIEF, Kind.COUNTER):
@@ -68,7 +69,8 @@ class ChiefValues:
 
     def _update(self, block: ParameterBlock) -> None:
         if block.dirty and not block.changed:
-            if not self._in_flight():
+            # Groups that flush trace functions: a step that reads a variable while it is traced must not wait for them.
+            if not self._in_flight() and not tracing_lock.is_held:
                 self._collect(self._beside(block))
             elif block.kind is Kind.SYNCHRONIZED and self._fetched.get(block) != self._executions_done:
                 self._fetched[block] = self._executions_done  # Once for all variables that are read between two steps.

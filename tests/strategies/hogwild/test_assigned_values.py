@@ -1,9 +1,12 @@
 """What the chief assigns stays its value until the groups have it, without a cluster."""
 
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.strategies.coordinator.calls.tracing import tracing_lock
 from tfdist.strategies.hogwild.replicas.chief_values import ChiefValues
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind
@@ -128,3 +131,18 @@ def test_groups_keep_their_own_slots_when_another_variable_of_the_block_is_assig
     chief.publish()
     assert slot.restored == {0: 2.0, 1: 4.0} and assigned.restored == {}
     assert block.values.tolist() == [7.0, 3.0 if is_dirty else 0.0] and not block.changed
+
+
+def test_a_step_that_reads_a_weight_while_it_is_traced_gets_that_of_the_ps():
+    """Groups that flush would wait for the lock of the thread that traces, and it for them. TensorFlow traces replicas in other threads."""
+    weight = Variable(1.0)
+    block = block_of(weight)
+    chief, block.fetch = chief_of(block, [1.5]), lambda: np.float32([1.25])
+    block.dirty = {0, 1}
+    with tracing_lock:
+        replica = threading.Thread(target=chief.refresh, args=(weight,))
+        replica.start()
+        replica.join()
+        assert weight.value == 1.25 and block.dirty == {0, 1}
+    chief.refresh(weight)
+    assert weight.value == 1.5 and not block.dirty
