@@ -329,9 +329,9 @@ class LocalReplicas:
         in_round = _MORE_THAN_ALL if self.outer_optimizer.in_rounds else None
         return self._functions.call(Task.FLUSH, block, group, self.control(group, block.rates, in_round=in_round))
 
-    def _locked_flush(self, block: ParameterBlock, group: int) -> Any:
-        with self._strategy.call_gate.call(), self._locks[group]:  # A late answer must not mix with a pull.
-            return self.flush(block, group)
+    def _locked_flush(self, block: ParameterBlock, group: int, is_over: Callable[[], bool]) -> Any:
+        with self._strategy.call_gate.call(), self._locks[group]:  # A late answer must not mix with a pull, or a call after it.
+            return None if is_over() else self.flush(block, group)
 
     # On the chief.
 
