@@ -327,25 +327,26 @@ class Executions:
         self._wait_until(lambda: False)
 
     def cancel(self) -> None:
-        """Cancels all executions, after an error: another `fit` starts clean.
+        """Cancels what has not finished, after an error: another `fit` starts clean. What has finished stays with its owners.
 
         Waits for what live groups run, as long as a group may take. Does not wait for groups that do not answer.
         """
-        with self._lock:
-            cancelled = list(self._in_flight)
-            for execution in cancelled:
-                if execution.state is not State.FINISHED:
-                    execution.state = State.CANCELLED
-        self._in_flight.clear()
-        self._finished.clear()
+        left = [execution for execution in self.in_flight() if not self._cancel_queued(execution)]
         median = statistics.median(list(self._durations) or [DEFAULT_SECONDS / LONGEST_TIMES])
         deadline = Deadline.after(max(LONGEST_SECONDS, LONGEST_TIMES * median), self._clock)
-        while any(map(self._is_running, cancelled)) and not deadline.expired():
+        while any(map(self._is_running, left)) and not deadline.expired():
             try:
                 self._events.get(timeout=deadline.within(POLL_SECONDS).remaining())
             except queue.Empty:
-                running = [group for execution in cancelled for group in list(execution.running)]
-                self._answers.give_up(running, even_if_cut_off=True)
+                self._answers.give_up([group for each in left for group in list(each.running)], even_if_cut_off=True)
+            left = [execution for execution in left if not self._cancel_queued(execution)]
+        with self._lock:
+            for execution in sorted(left, key=lambda each: each.order):
+                if execution.state is not State.FINISHED:
+                    execution.state = State.CANCELLED
+                elif execution.owner is not None:  # Its steps are in the weights.
+                    self._finished.setdefault(execution.owner, deque()).append(execution)
+        self._in_flight.clear()
 
     # For `Backups`.
 
@@ -369,8 +370,7 @@ class Executions:
             seconds: the least that counts as long.
             times: the least multiple of the usual duration that does.
         """
-        median = statistics.median(list(self._durations) or [0.0])
-        latest = self._clock() - share * max(seconds, times * median)
+        latest = self._clock() - share * max(seconds, times * statistics.median(list(self._durations) or [0.0]))
         running = [(execution, list(execution.running.values())) for execution in self.in_flight()]
         return [execution for execution, since in running if since and max(since) < latest]
 
