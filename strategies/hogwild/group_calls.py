@@ -93,7 +93,7 @@ class GroupCalls:
             position = self._replicas.position_of(model)
             self._since, self._turns = position.since, position.turns
         # A replica that several groups train at once does not show what one of them has counted.
-        self.counters = StepCounters(counters_of(model) if trains else (), not strategy.shares_replicas, groups)
+        self.counters = StepCounters(counters_of(model), trains and not strategy.shares_replicas, groups, moves=trains)
         self._numbers = CallNumbers(rates_of(model) if trains else (), self.counters.known)
         options = strategy.synchronization
         given = options.delay if trains and stacks_results else FIRST

@@ -86,6 +86,7 @@ class HogwildHooks(CoordinatorHooks):
         def prepare(batches: list[Any], element_spec: Any) -> Callable[[int], Any]:
             replicas.publish()
             replicas.synchronize_groups()
+            calls.counters.begin(0)
             call = calls.prepare(batches, element_spec)
             return lambda group: call(group, 0)
 

@@ -49,14 +49,18 @@ class StepCounters:
         counters: the counters that are known before the first step. Each step may move them by 0, 1 or more.
         measured: whether each step returns their changes. Otherwise every step counts as one.
         groups: number of worker groups.
+        moves: whether steps move the counters, as those of a training do.
     """
 
-    def __init__(self, counters: Sequence[LocalVariable] = (), measured: bool = True, groups: int = 1) -> None:
+    def __init__(
+        self, counters: Sequence[LocalVariable] = (), measured: bool = True, groups: int = 1, moves: bool = True
+    ) -> None:
         self._known = list(counters)
         self._is_alone = measured and groups == 1
         self._measured = self._known if measured else []
         self._others: dict[int, LocalVariable] = {}
-        self._per_step = [1.0] * len(self._known)  # Updates of each in a step of the execution before.
+        self._per_step = [float(moves)] * len(self._known)  # Updates of each in a step of the execution before.
+        self._moves = moves
         # The number of the first step whose changes are not counted, and the counts before it. Threads of groups read them.
         self._counted: tuple[int, list[float]] = (0, [0.0] * len(self._known))
         self._moved = [0] * len(self._known)  # `LocalVariable.moved` of each, as far as the counts follow it.
@@ -107,7 +111,8 @@ class StepCounters:
             begun: `values` at the begin of the call.
             steps: steps of the call before this one, int64 scalar.
         """
-        made = [now - before for now, before in zip(self.values(), begun, strict=True)] or [steps] * len(self._known)
+        made = [now - before for now, before in zip(self.values(), begun, strict=True)]
+        made = made or [steps if self._moves else 0] * len(self._known)
         numbers = [tf.cast(count, tf.int64) + tf.cast(more, tf.int64) for count, more in zip(counts, made, strict=True)]
         if self._is_alone:  # The chief has fewer, but for a worker that was restarted.
             numbers = [tf.maximum(number, tf.cast(own, tf.int64)) for number, own in zip(numbers, self.values(), strict=True)]
