@@ -25,6 +25,7 @@ from tfdist.strategies.hogwild.replicas.frozen_weights import moved_by_outer_rat
 from tfdist.strategies.hogwild.replicas.momentum_buffers import AVERAGE, buffers_of, turns, why_none
 from tfdist.strategies.hogwild.replicas.step_counters import (
     StepCounters,
+    counter_of,
     counters_of,
     innermost,
     learning_rate_of,
@@ -232,9 +233,8 @@ class GroupCalls:
 
     def _changed_blocks(self) -> Iterable[ParameterBlock]:
         """Returns the blocks of which a call makes progress that the chief has to collect."""
-        if not self._trains:
-            return self._assigned
-        return [block for block in self._blocks if block in self._steps.blocks or block.kind is not Kind.SYNCHRONIZED]
+        blocks = [block for block in self._blocks if block in self._steps.blocks or block.kind is not Kind.SYNCHRONIZED]
+        return blocks if self._trains else self._assigned
 
     def _take_blocks(self) -> None:
         """Makes the trained blocks this object's own. Then nothing moves variables that it does not train.
@@ -361,8 +361,8 @@ class GroupCalls:
             self._strategy.synchronized_blocks = weakref.WeakSet(self._steps.blocks)
 
     def _rates_at(self, step: int) -> tuple[float, float]:
-        """Returns the outer rates at an update. Synchronizations outside of calls, as before an evaluation, use the same."""
-        rates = self._rates.at(step)
+        """Returns the outer rates at a step. Synchronizations outside of calls, as before an evaluation, use the same."""
+        rates = self._rates.at(self.counters.count_at(step, counter_of(getattr(self._model, "optimizer", None))))
         for block in self._parameters if self._trains else ():
             block.rates = rates
         return rates

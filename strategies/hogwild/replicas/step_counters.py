@@ -103,6 +103,11 @@ class StepCounters:
         later = 0 if self._is_alone else max(0, step - counted)
         return [count + per_step * later for count, per_step in zip(counts, self._per_step, strict=True)]
 
+    def count_at(self, step: int, counter: LocalVariable | None) -> int:
+        """Returns the value of a counter, over all groups, before a step; the number of the step if it is not known."""
+        counts = zip(self._known, self.counts_at(step), strict=True)
+        return next((int(count) for known, count in counts if known is counter), step)
+
     def numbers(self, counts: Sequence[Any], begun: Sequence[Any], steps: Any) -> dict[int, Any]:
         """Returns the numbers of the updates, over all groups, that a step makes, int64 scalars by the ids of the counters.
 
