@@ -11,7 +11,7 @@ from tfdist.strategies.coordinator.hooks import CoordinatorHooks
 from tfdist.strategies.coordinator.members import made_before
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.hogwild.group_calls import GroupCalls
-from tfdist.strategies.hogwild.replicas.frozen_weights import check_not_own
+from tfdist.strategies.hogwild.replicas.refused_weights import check_are_real, check_not_own
 from tfdist.strategies.hogwild.training_loop import Steps
 from tfdist.strategies.inputs import worker_input
 from tfdist.strategies.inputs.input_feed import FedDataset
@@ -74,6 +74,7 @@ class HogwildHooks(CoordinatorHooks):
         trains = step == model.train_step  # A decorator may give it another name.
         if trains:
             check_not_own(model)
+            check_are_real(model, len(self._strategy.worker_groups))
         metric_logs = MetricLogs(model)
         group_step = GroupStep(self._strategy, model, step, metric_logs)
         calls = GroupCalls(self._strategy, model, group_step, trains=trains, stacks_results=True)

@@ -1,7 +1,4 @@
-"""Says which weights that a step of another model has assigned cannot train, and which frozen ones do not get the mean.
-
-A step may call a model in training mode that is none of its own, as the loss of another one does. What it assigns then, such as
-moving averages, belongs to each group alone, like what else is not of the model: it cannot be synchronized any more.
+"""Says which frozen weights, that a step assigns itself, do not get the mean of the groups.
 
 A weight that is not trained gets the mean, whatever the outer optimizer. But outer rates hold for a block, and a weight that
 was trained before stays in the block of those that it was trained with.
@@ -13,23 +10,11 @@ from typing import Any
 
 from tfdist.strategies.hogwild.replicas.momentum_buffers import AVERAGE
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
-from tfdist.strategies.hogwild.synchronization.local_variable import Kind, local_variables
+from tfdist.strategies.hogwild.synchronization.local_variable import local_variables
 from tfdist.strategies.hogwild.synchronization.outer_optimizers import OuterOptimizer
 
 _log = logging.getLogger("tfdist")
 _warned: set[str] = set()
-
-
-def check_not_own(model: Any) -> None:
-    """Raises ValueError if each group has its own value of a weight of a model that begins to train."""
-    for weight in model.weights:
-        for variable in local_variables(weight._value):
-            if variable.block is not None and variable.kind is Kind.OWN and variable.dtype.is_floating:
-                raise ValueError(
-                    f"{weight.path} cannot be synchronized any more: a step of another model has called {model.name} with "
-                    "training=True, and each worker group has its own value since then; train this model first, or call it "
-                    "there with training=False"
-                )
 
 
 def moved_by_outer_rates(blocks: Iterable[ParameterBlock], optimizer: OuterOptimizer) -> list[ParameterBlock]:
