@@ -67,7 +67,10 @@ def scale(name: str, number: int) -> Room:
             (log_dir / REQUEST).unlink(missing_ok=True)
             raise UsageError(f"{name}: its launcher has not answered within {ANSWER_SECONDS:.0f} s; has it been stopped?")
         time.sleep(0.05)
-    return Room.read(log_dir) or Room(number, room.most)
+    answer = Room.read(log_dir)
+    if answer is None:  # A launcher that ends removes the request, too.
+        raise UsageError(f"{name} has ended meanwhile")
+    return answer
 
 
 def _number(word: str) -> int:

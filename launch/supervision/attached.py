@@ -92,20 +92,23 @@ def _run(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher, t
             supervisor = Supervisor(plan.job, files, back_end, runner, terminal, settings, publish, is_restart=is_restart)
             outcome = supervisor.run()
             view.hide()
-            delay = restarts.after(outcome)
-            if outcome.failure is None or delay is None:
+            if outcome.failure is None or (delay := restarts.after(outcome)) is None:
                 break
             when = f" in {delay:.0f} s" if delay else ""
             which = f"restart {restarts.used} of {settings.max_restarts}"
-            terminal.say(f"{outcome.failure.reason}; all tasks are started again{when} ({which})")
-            if (number := _signal_within(delay)) is not None:
-                outcome = _ended(outcome, State.CANCELLED, ended_by(number))
-                break
-            files = JobFiles(folder.path, folder.new_report_dir())
             try:
+                terminal.say(f"{outcome.failure.reason}; all tasks are started again{when} ({which})")
+                if (number := _signal_within(delay)) is not None:
+                    raise SystemExit(ended_by(number).exit_code)
+                files = JobFiles(folder.path, folder.new_report_dir())
                 runner = _started(back_end, plan, files, folder, None)
             except (ClusterError, BackendError) as error:  # Another program may have taken a port meanwhile.
                 outcome = _ended(outcome, State.FAILED, Failure(str(error), 2))
+                break
+            except SystemExit as end:  # A signal, also one before or after the pause: see `_signals_raise`.
+                if not isinstance(end.code, int) or end.code <= 128:
+                    raise
+                outcome = _ended(outcome, State.CANCELLED, ended_by(end.code - 128))
                 break
         if settings.punisher is not None:
             settings.punisher.tell_left(terminal.say)

@@ -82,6 +82,7 @@ class FirstFailure:
         self._exits = exits
         self._stopped: dict[str, Stopped] = {}
         self._training = {task.name for task in job.training}
+        self._reporter = job.reporter.name
         self._suspect: tuple[float, Failure] | None = None  # When it counts, and the failure.
 
     def stopped(self, event: Stopped) -> None:
@@ -115,8 +116,11 @@ class FirstFailure:
         now = self._clock()
         if not is_training and event.code in (0, EXIT_CHIEF_FAILED):
             # A server ends when the chief's program has ended, which is shortly before the chief's process ends.
-            reason = f"{event.task} ended by itself while the chief was still running"
-            self._suspect_from(now + CHIEF_SECONDS, Failure(reason, event.code or 1, event.task, may_pass=True))
+            reason, cause = f"{event.task} ended by itself while the chief was still running", event.task
+            if event.code == EXIT_CHIEF_FAILED:  # Its process may take long to end, as with threads of its own.
+                cause = self._reporter
+                reason = f"the program of {cause} has failed, or gives no answer: {event.task} has ended, {cause} still runs"
+            self._suspect_from(now + CHIEF_SECONDS, Failure(reason, event.code or 1, cause, may_pass=True))
         else:
             finished = [name for name, code in self._exits.items() if code == 0 and name in self._training]
             before = f"; {', '.join(finished)} had ended with 0 before" if finished else ""

@@ -20,6 +20,7 @@ from tfdist.strategies.inputs.source import BatchIterator, EmptyDatasetError
 from tfdist.strategies.keras_hooks import calls
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import Logs
+from tfdist.strategies.runtime import interrupts
 from tfdist.strategies.runtime.deadline import Deadline
 
 _log = logging.getLogger("tfdist")
@@ -209,11 +210,18 @@ class TrainingLoop:
             self._steps.begin()
         while not epoch.ready:
             self._schedule(iterator)
-            execution = self._executions.wait_for_any(iterator)
-            epoch.ready += self._steps.rest() if execution is None else self._steps.add(execution)
-            if execution is None and not epoch.ready:
+            logs = self._add_one(iterator)
+            epoch.ready += self._steps.rest() if logs is None else logs
+            if logs is None and not epoch.ready:
                 raise StopIteration
         return epoch.ready.popleft()
+
+    def _add_one(self, iterator: BatchIterator) -> list[Logs] | None:
+        """Waits for an execution of an epoch, and adds its steps. Returns None if there is none."""
+        self._executions.await_any(iterator)
+        with interrupts.held():  # After Ctrl-C in between counters would lack steps that the weights have.
+            execution = self._executions.wait_for_any(iterator)
+            return None if execution is None else self._steps.add(execution)
 
     def _schedule(self, iterator: BatchIterator) -> None:
         """Schedules as many executions as may be in flight."""
@@ -277,8 +285,8 @@ class TrainingLoop:
 
     def _add_finished(self, epoch: _Epoch) -> None:
         self._executions.drain()
-        while (execution := self._executions.wait_for_any(epoch.iterator)) is not None:
-            epoch.ready += self._steps.add(execution)
+        while (logs := self._add_one(epoch.iterator)) is not None:
+            epoch.ready += logs
 
     def reset(self, error: Exception | None, is_asked: bool = True) -> None:
         """Prepares for metrics that start from zero. Nothing is in flight.

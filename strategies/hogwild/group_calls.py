@@ -25,6 +25,7 @@ from tfdist.strategies.hogwild.replicas.frozen_weights import moved_by_outer_rat
 from tfdist.strategies.hogwild.replicas.momentum_buffers import AVERAGE, buffers_of, turns, why_none
 from tfdist.strategies.hogwild.replicas.step_counters import (
     StepCounters,
+    counter_of,
     counters_of,
     innermost,
     learning_rate_of,
@@ -93,7 +94,7 @@ class GroupCalls:
             position = self._replicas.position_of(model)
             self._since, self._turns = position.since, position.turns
         # A replica that several groups train at once does not show what one of them has counted.
-        self.counters = StepCounters(counters_of(model) if trains else (), not strategy.shares_replicas, groups)
+        self.counters = StepCounters(counters_of(model), trains and not strategy.shares_replicas, groups, moves=trains)
         self._numbers = CallNumbers(rates_of(model) if trains else (), self.counters.known)
         options = strategy.synchronization
         given = options.delay if trains and stacks_results else FIRST
@@ -232,9 +233,8 @@ class GroupCalls:
 
     def _changed_blocks(self) -> Iterable[ParameterBlock]:
         """Returns the blocks of which a call makes progress that the chief has to collect."""
-        if not self._trains:
-            return self._assigned
-        return [block for block in self._blocks if block in self._steps.blocks or block.kind is not Kind.SYNCHRONIZED]
+        blocks = [block for block in self._blocks if block in self._steps.blocks or block.kind is not Kind.SYNCHRONIZED]
+        return blocks if self._trains else self._assigned
 
     def _take_blocks(self) -> None:
         """Makes the trained blocks this object's own. Then nothing moves variables that it does not train.
@@ -314,8 +314,7 @@ class GroupCalls:
         return bool(self._replicas.pushes_left.all_begin(group, turns))
 
     def _register_weights(self) -> None:
-        """Puts the model's weights into the global parameters. Frozen weights have blocks that are synchronized only if
-        the step assigns them."""
+        """Registers the weights of the model. Blocks of frozen ones are synchronized only if the step assigns them."""
         if self._steps.blocks or not self._model.built:
             return
         self._replicas.release_unused()
@@ -362,8 +361,8 @@ class GroupCalls:
             self._strategy.synchronized_blocks = weakref.WeakSet(self._steps.blocks)
 
     def _rates_at(self, step: int) -> tuple[float, float]:
-        """Returns the outer rates at an update. Synchronizations outside of calls, as before an evaluation, use the same."""
-        rates = self._rates.at(step)
+        """Returns the outer rates at a step. Synchronizations outside of calls, as before an evaluation, use the same."""
+        rates = self._rates.at(self.counters.count_at(step, counter_of(getattr(self._model, "optimizer", None))))
         for block in self._parameters if self._trains else ():
             block.rates = rates
         return rates
@@ -373,10 +372,11 @@ class GroupCalls:
 
     def _add_used(self, variables: list[LocalVariable]) -> None:
         owners = optimizers_by_variable(self._model)
+        others = [v for v in variables if id(v) not in owners]
         # Weights of another model, which a loss calls and the program may train later.
-        others = (v for v in variables if v.kind is Kind.OWN and id(v) not in owners)
-        read = [v for v in others if v.dtype.is_floating and not v.is_assigned]
+        read = [v for v in others if v.kind is Kind.OWN and v.dtype.is_floating and not v.is_assigned]
         self._register_frozen(read, [v for v in read if not v.trainable])
+        self._replicas.register(others)  # Apart from slots: of what the program assigns, groups pull the whole block.
         self._replicas.register(variables)
         blocks = dict.fromkeys(v.block for v in variables if v.block is not None)
         self._blocks.update(blocks)

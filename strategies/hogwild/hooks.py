@@ -11,6 +11,7 @@ from tfdist.strategies.coordinator.hooks import CoordinatorHooks
 from tfdist.strategies.coordinator.members import made_before
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.hogwild.group_calls import GroupCalls
+from tfdist.strategies.hogwild.replicas.refused_weights import check_are_real, check_not_own
 from tfdist.strategies.hogwild.training_loop import Steps
 from tfdist.strategies.inputs import worker_input
 from tfdist.strategies.inputs.input_feed import FedDataset
@@ -71,6 +72,9 @@ class HogwildHooks(CoordinatorHooks):
         trainer.check_optimizer(model, self._strategy)
         self._check_model(model)
         trains = step == model.train_step  # A decorator may give it another name.
+        if trains:
+            check_not_own(model)
+            check_are_real(model, len(self._strategy.worker_groups))
         metric_logs = MetricLogs(model)
         group_step = GroupStep(self._strategy, model, step, metric_logs)
         calls = GroupCalls(self._strategy, model, group_step, trains=trains, stacks_results=True)
@@ -86,6 +90,7 @@ class HogwildHooks(CoordinatorHooks):
         def prepare(batches: list[Any], element_spec: Any) -> Callable[[int], Any]:
             replicas.publish()
             replicas.synchronize_groups()
+            calls.counters.begin(0)
             call = calls.prepare(batches, element_spec)
             return lambda group: call(group, 0)
 

@@ -78,12 +78,14 @@ class _Door:
         self._name = me.name
         self._socket = listener(me.port)
         self._greeted: set[str] = set()
+        self._is_closed = False
 
     def __enter__(self) -> "_Door":
         threading.Thread(target=self._answer_all, name="tfdist-each-other", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._is_closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # Wakes `accept`.
         self._socket.close()
@@ -94,11 +96,12 @@ class _Door:
         return None if found is None or task.name in self._greeted else found
 
     def _answer_all(self) -> None:
-        while True:
+        while not self._is_closed:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
-                return  # It is closed.
+            except OSError:  # It is closed, or this process has too many open files for now.
+                time.sleep(SERVER_POLL_SECONDS)
+                continue
             threading.Thread(target=self._answer, args=(connection,), name="tfdist-each-other", daemon=True).start()
 
     def _answer(self, connection: socket.socket) -> None:

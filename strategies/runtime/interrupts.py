@@ -65,9 +65,10 @@ def keep_out_of_tensorflow() -> None:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Raises `KeyboardInterrupt` at the end of this context, for what cannot be used half made."""
+    """Raises `KeyboardInterrupt` at the end of this context, for what cannot be used half made. It comes in the main thread."""
     handler = signal.getsignal(signal.SIGINT)
-    with handler.held() if isinstance(handler, _Handler) else contextlib.nullcontext():
+    is_main = threading.current_thread() is threading.main_thread()
+    with handler.held() if is_main and isinstance(handler, _Handler) else contextlib.nullcontext():
         yield
 
 

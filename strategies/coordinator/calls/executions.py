@@ -1,8 +1,7 @@
 """Executions: calls of functions on worker groups, from the moment when they are scheduled until the chief has their results.
 
-Every execution has an owner, such as the epoch for which it was scheduled, and only its owner takes its result: a `predict`
-inside a callback of `fit` waits for its own. Every wait ends: with a result, with the error of a function, or because no worker
-group answers.
+Every execution has an owner, such as an epoch, and only its owner takes its result: a `predict` inside a callback of `fit`
+waits for its own. Every wait ends: with a result, with the error of a function, or because no worker group answers.
 """
 
 import logging
@@ -71,8 +70,7 @@ class Executions:
         membership: the groups that are live. Executions note which join and which are lost.
         gate: what every call to a worker passes.
         watch: asks the ps for an answer; None for none.
-        lost_seconds: after this long without a complete worker group training fails. TensorFlow's coordinator would wait
-            without a limit.
+        lost_seconds: after this long without a complete worker group training fails.
         clock: returns the current moment in seconds. The default does not count the time of tracing.
 
     Attributes:
@@ -147,8 +145,7 @@ class Executions:
     def _cancel_queued(self, execution: Execution) -> bool:
         """Cancels an execution unless a group runs it or has finished it, and returns whether it did."""
         with self._lock:
-            is_queued = execution.state is State.QUEUED
-            if is_queued:
+            if is_queued := execution.state is State.QUEUED:
                 execution.state = State.CANCELLED
                 self._in_flight.discard(execution)
         return is_queued
@@ -207,7 +204,7 @@ class Executions:
             ServersGoneError: if a ps has not answered for as long.
             Exception: what a function raised on a worker.
         """
-        self._wait_until(lambda: owner in self._finished or not self.pending(owner))
+        self.await_any(owner)
         finished = self._finished.get(owner)
         if not finished:
             return None
@@ -215,6 +212,10 @@ class Executions:
         if not finished:
             del self._finished[owner]
         return execution
+
+    def await_any(self, owner: Any) -> None:
+        """Waits until `wait_for_any` returns at once, or raises as it does."""
+        self._wait_until(lambda: owner in self._finished or not self.pending(owner))
 
     def wait_for(self, owner: Any, seconds: float) -> bool:
         """Waits until no execution of `owner` is in flight, or for that many seconds. Raises as `wait_for_any` does.
@@ -327,25 +328,26 @@ class Executions:
         self._wait_until(lambda: False)
 
     def cancel(self) -> None:
-        """Cancels all executions, after an error: another `fit` starts clean.
+        """Cancels what has not finished, after an error: another `fit` starts clean. What has finished stays with its owners.
 
         Waits for what live groups run, as long as a group may take. Does not wait for groups that do not answer.
         """
-        with self._lock:
-            cancelled = list(self._in_flight)
-            for execution in cancelled:
-                if execution.state is not State.FINISHED:
-                    execution.state = State.CANCELLED
-        self._in_flight.clear()
-        self._finished.clear()
+        left = [execution for execution in self.in_flight() if not self._cancel_queued(execution)]
         median = statistics.median(list(self._durations) or [DEFAULT_SECONDS / LONGEST_TIMES])
         deadline = Deadline.after(max(LONGEST_SECONDS, LONGEST_TIMES * median), self._clock)
-        while any(map(self._is_running, cancelled)) and not deadline.expired():
+        while any(map(self._is_running, left)) and not deadline.expired():
             try:
                 self._events.get(timeout=deadline.within(POLL_SECONDS).remaining())
             except queue.Empty:
-                running = [group for execution in cancelled for group in list(execution.running)]
-                self._answers.give_up(running, even_if_cut_off=True)
+                self._answers.give_up([group for each in left for group in list(each.running)], even_if_cut_off=True)
+            left = [execution for execution in left if not self._cancel_queued(execution)]
+        with self._lock:
+            for execution in sorted(left, key=lambda each: each.order):
+                if execution.state is not State.FINISHED:
+                    execution.state = State.CANCELLED
+                elif execution.owner is not None:  # Its steps are in the weights.
+                    self._finished.setdefault(execution.owner, deque()).append(execution)
+        self._in_flight.clear()
 
     # For `Backups`.
 
@@ -369,16 +371,14 @@ class Executions:
             seconds: the least that counts as long.
             times: the least multiple of the usual duration that does.
         """
-        median = statistics.median(list(self._durations) or [0.0])
-        latest = self._clock() - share * max(seconds, times * median)
+        latest = self._clock() - share * max(seconds, times * statistics.median(list(self._durations) or [0.0]))
         running = [(execution, list(execution.running.values())) for execution in self.in_flight()]
         return [execution for execution, since in running if since and max(since) < latest]
 
     def back_up(self, execution: Execution) -> None:
         """Schedules an execution again if all groups that run it are lost."""
         with self._lock:
-            needs_backup = execution.state is State.RUNNING and not self._is_running(execution)
-            if needs_backup:
+            if needs_backup := execution.state is State.RUNNING and not self._is_running(execution):
                 execution.state = State.QUEUED
         if needs_backup:
             self._schedule(execution)

@@ -32,6 +32,11 @@ class TracingLock:
         with self._times:
             return self._counted + (0.0 if self._depth else self._clock() - self._since)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether a thread holds the lock."""
+        return self._depth > 0
+
     def __enter__(self) -> None:
         self._lock.acquire()
         with self._times:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tfdist.strategies.coordinator.calls.tracing import tracing_lock
 from tfdist.strategies.hogwild.replicas import checkpoint_state
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind, LocalVariable
@@ -24,7 +25,8 @@ class ChiefValues:
 
     Args:
         blocks: all blocks. Others add to the list.
-        collect: collects blocks from the groups, see `Collector.collect`.
+        collect: collects blocks from the groups, see `LocalReplicas.collect`.
+        current_owners: returns the groups with a current local replica of a block that is not synchronized.
         in_flight: returns the number of executions in flight.
         wait_until_idle: waits until no execution is in flight.
     """
@@ -32,12 +34,14 @@ class ChiefValues:
     def __init__(
         self,
         blocks: list[ParameterBlock],
-        collect: Callable[[Sequence[ParameterBlock]], object],
+        collect: Callable[..., dict[ParameterBlock, dict[int, Any]]],
+        current_owners: Callable[[ParameterBlock], list[int]],
         in_flight: Callable[[], int],
         wait_until_idle: Callable[[], None],
     ) -> None:
         self._blocks = blocks
         self._collect = collect
+        self._current_owners = current_owners
         self._in_flight = in_flight
         self._wait_until_idle = wait_until_idle
         self._executions_done = 0
@@ -46,8 +50,8 @@ class ChiefValues:
     def refresh(self, variable: LocalVariable) -> None:
         """Assigns the current value to the chief's variable.
 
-        While executions are in flight, that is the value of the global parameters, or the value that was collected last if the
-        variable is not synchronized. Otherwise groups flush first.
+        While executions are in flight, or a step is traced, that is the value of the global parameters, or the value
+        that was collected last if the variable is not synchronized. Otherwise groups flush first.
         """
         block = variable.block
         if block is None or variable.kind in (Kind.FROM_CHIEF, Kind.COUNTER):
@@ -65,11 +69,20 @@ class ChiefValues:
 
     def _update(self, block: ParameterBlock) -> None:
         if block.dirty and not block.changed:
-            if not self._in_flight():
-                self._collect([block])
+            # Groups that flush trace functions: a step that reads a variable while it is traced must not wait for them.
+            if not self._in_flight() and not tracing_lock.is_held:
+                self._collect(self._beside(block))
             elif block.kind is Kind.SYNCHRONIZED and self._fetched.get(block) != self._executions_done:
                 self._fetched[block] = self._executions_done  # Once for all variables that are read between two steps.
                 block.set_values(block.fetch())
+
+    def _beside(self, block: ParameterBlock) -> list[ParameterBlock]:
+        """Returns the blocks that are collected with a block: if it is synchronized, all that are.
+
+        Groups push several of them together. One that is collected alone would have no progress in their next push, which makes
+        a round because of the others: the outer momentum alone would move it.
+        """
+        return [each for each in self._blocks if each.kind is block.kind] if block.kind is Kind.SYNCHRONIZED else [block]
 
     def release(self, block: ParameterBlock) -> None:
         """Gives the last values of a block to its variables, which then belong to no block.
@@ -106,10 +119,20 @@ class ChiefValues:
             if not block.changed:
                 continue
             self._wait_until_idle()  # Executions that wait for a group make progress, too.
-            if block.dirty:
-                self._collect([block])
+            if block.kind in (Kind.OWN, Kind.SEED):
+                self._keep_own(block)
+            elif block.dirty:
+                self._collect(self._beside(block))
             block.publish()
             checkpoint_state.restore_outer(block)
+
+    def _keep_own(self, block: ParameterBlock) -> None:
+        """Keeps what each group has of the variables that are not assigned. The block has their mean, for new groups."""
+        found = self._collect([block], others={block: self._current_owners(block)})
+        for group, vector in found[block].items():
+            for variable in block.variables:
+                if id(variable) not in block.assigned:
+                    variable.restored[group] = block.cut(vector, variable).copy()
 
     def count_updates(self, made: Sequence[tuple[LocalVariable, int]]) -> None:
         """Adds the updates of an execution to the counters on the chief."""

@@ -35,7 +35,8 @@ class Collector:
     """Lets groups flush, and merges what they return.
 
     Args:
-        flush: flushes a block of a group. Returns its local replica where the block keeps no progress on the ps.
+        flush: flushes a block of a group, unless a function says in its turn that nobody waits for it any more: then None.
+            Returns its local replica where the block keeps no progress on the ps.
         mark_lost: notes that a group has failed or has not answered in time.
         give_up: called with groups that take long, or too long. Asks them for an answer, and ends the calls to those without.
         complete_round: ends the current round of a block.
@@ -44,7 +45,7 @@ class Collector:
 
     def __init__(
         self,
-        flush: Callable[[ParameterBlock, int], Any],
+        flush: Callable[[ParameterBlock, int, Callable[[], bool]], Any],
         mark_lost: Callable[[int], None],
         complete_round: Callable[[ParameterBlock], None],
         give_up: Callable[[list[int]], None] = lambda groups: None,
@@ -82,18 +83,21 @@ class Collector:
         order = sorted({**dirty, **others}, key=lambda block: block.kind is not Kind.SYNCHRONIZED)
         flushes = self._begin({block: sorted({*dirty.get(block, ()), *others.get(block, ())}) for block in order})
         collected = {}
-        for block in order:
-            if block.kind is Kind.SYNCHRONIZED:
-                self._collect_global(block, self._answers(flushes, block), server_group)
-                block.dirty.clear()  # Not before, or nobody would fetch the values after Ctrl-C.
-        meanwhile()
-        for block in order:
-            if block.kind is not Kind.SYNCHRONIZED:
-                collected[block] = answers = self._answers(flushes, block)
-                if block in dirty:
-                    if own := [answers[group] for group in dirty[block] if group in answers]:
-                        block.set_values(_merged(own, answers.get(0) if 0 in dirty[block] else None, block.dtype))
-                    block.dirty.clear()
+        try:
+            for block in order:
+                if block.kind is Kind.SYNCHRONIZED:
+                    self._collect_global(block, self._answers(flushes, block), server_group)
+                    block.dirty.clear()  # Not before, or nobody would fetch the values after Ctrl-C.
+            meanwhile()
+            for block in order:
+                if block.kind is not Kind.SYNCHRONIZED:
+                    collected[block] = answers = self._answers(flushes, block)
+                    if block in dirty:
+                        if own := [answers[group] for group in dirty[block] if group in answers]:
+                            block.set_values(_merged(own, answers.get(0) if 0 in dirty[block] else None, block.dtype))
+                        block.dirty.clear()
+        finally:
+            flushes.close()  # After Ctrl-C the groups may train before the last of them has begun.
         return collected
 
     def _collect_global(self, block: ParameterBlock, answers: dict[int, Any], server_group: int | None) -> None:
@@ -136,7 +140,10 @@ class Collector:
                 if is_lost and is_shared:
                     continue
                 try:
-                    flushes.add(block, group, chief_device.fetched(self._flush(block, group)).numpy())
+                    answer = self._flush(block, group, lambda: flushes.has_ended(group))
+                    if answer is None:
+                        return
+                    flushes.add(block, group, chief_device.fetched(answer).numpy())
                 except tf.errors.OpError as error:
                     _log.debug("group %d did not flush its progress: %s", group, error)
                     is_lost = True
@@ -188,6 +195,16 @@ class _Flushes:
         with self._changed:
             self._ended.add(group)
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """Notes that nobody waits for groups any more."""
+        with self._changed:
+            self._ended.update(*self._asked.values())
+
+    def has_ended(self, group: int) -> bool:
+        """Returns whether a group returns nothing any more: the others may train with what it has flushed."""
+        with self._changed:
+            return group in self._ended
 
     def late(self, block: ParameterBlock) -> list[int]:
         """Returns the groups that may still return something for a block."""

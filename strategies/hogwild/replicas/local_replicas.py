@@ -80,7 +80,9 @@ class LocalReplicas:
         self._pulled: dict[tuple[int, ParameterBlock], tuple[int, int]] = {}  # See `_current`.
         self._used_by: dict[ParameterBlock, weakref.WeakSet[Any]] = {}  # See `use`.
         self._positions: weakref.WeakKeyDictionary[Any, checkpoint_state.Period] = weakref.WeakKeyDictionary()
-        self._chief = ChiefValues(self.blocks, self.collect, lambda: self.in_flight(), lambda: self.wait_until_idle())
+        self._chief = ChiefValues(
+            self.blocks, self.collect, self.current_owners, lambda: self.in_flight(), lambda: self.wait_until_idle()
+        )
 
     # Variables.
 
@@ -327,9 +329,9 @@ class LocalReplicas:
         in_round = _MORE_THAN_ALL if self.outer_optimizer.in_rounds else None
         return self._functions.call(Task.FLUSH, block, group, self.control(group, block.rates, in_round=in_round))
 
-    def _locked_flush(self, block: ParameterBlock, group: int) -> Any:
-        with self._strategy.call_gate.call(), self._locks[group]:  # A late answer must not mix with a pull.
-            return self.flush(block, group)
+    def _locked_flush(self, block: ParameterBlock, group: int, is_over: Callable[[], bool]) -> Any:
+        with self._strategy.call_gate.call(), self._locks[group]:  # A late answer must not mix with a pull, or a call after it.
+            return None if is_over() else self.flush(block, group)
 
     # On the chief.
 
@@ -374,9 +376,7 @@ class LocalReplicas:
 
     def current_owners(self, block: ParameterBlock) -> list[int]:
         """Returns the groups with a current local replica of a block that is not synchronized."""
-        if block.changed:
-            return []
-        there = [owner for owner in self.owners if owner not in self._membership.away]
+        there = (owner for owner in self.owners if owner not in self._membership.away)
         return [owner for owner in there if self._pulled.get((owner, block)) == self._current(owner, block)]
 
 

@@ -1,8 +1,8 @@
 """The optimizer slots of a group whose workers were restarted, or have joined: those of another group that trains.
 
-The slots that the chief has read last may be zeros still, while the optimizer has counted thousands of updates. Adam then takes
-its second moment for one of many gradients, and its first updates are several times too large; with a first moment that is
-averaged over the groups (`average_momentum`) there is no limit to how large.
+The slots on the ps are those that the program has loaded or assigned last, or zeros. The optimizer has counted thousands of
+updates. Adam then takes its second moment for one of many gradients, and its first updates are several times too large; with a
+first moment that is averaged over the groups (`average_momentum`) there is no limit to how large.
 
 Slots are taken with the counter of updates (`iterations`). Optimizers correct the bias of slots that begin with zeros, and with
 slots of thousands of updates would make updates that are ten times too large (Adamax) or several times too small (Adam).
@@ -57,7 +57,7 @@ def clear(block: ParameterBlock) -> None:
 def warn(group: int) -> None:
     """Says that no other group has slots."""
     _log.warning(
-        "worker group %d was restarted, and no other one has optimizer slots: it begins with those that the chief has read "
-        "last, or with none, so its first updates may be too large",
+        "worker group %d was restarted, and no other one has optimizer slots: it begins with those that were loaded or "
+        "assigned last, or with none, so its first updates may be too large",
         group,
     )

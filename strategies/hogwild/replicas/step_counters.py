@@ -49,14 +49,18 @@ class StepCounters:
         counters: the counters that are known before the first step. Each step may move them by 0, 1 or more.
         measured: whether each step returns their changes. Otherwise every step counts as one.
         groups: number of worker groups.
+        moves: whether steps move the counters, as those of a training do.
     """
 
-    def __init__(self, counters: Sequence[LocalVariable] = (), measured: bool = True, groups: int = 1) -> None:
+    def __init__(
+        self, counters: Sequence[LocalVariable] = (), measured: bool = True, groups: int = 1, moves: bool = True
+    ) -> None:
         self._known = list(counters)
         self._is_alone = measured and groups == 1
         self._measured = self._known if measured else []
         self._others: dict[int, LocalVariable] = {}
-        self._per_step = [1.0] * len(self._known)  # Updates of each in a step of the execution before.
+        self._per_step = [float(moves)] * len(self._known)  # Updates of each in a step of the execution before.
+        self._moves = moves
         # The number of the first step whose changes are not counted, and the counts before it. Threads of groups read them.
         self._counted: tuple[int, list[float]] = (0, [0.0] * len(self._known))
         self._moved = [0] * len(self._known)  # `LocalVariable.moved` of each, as far as the counts follow it.
@@ -99,6 +103,11 @@ class StepCounters:
         later = 0 if self._is_alone else max(0, step - counted)
         return [count + per_step * later for count, per_step in zip(counts, self._per_step, strict=True)]
 
+    def count_at(self, step: int, counter: LocalVariable | None) -> int:
+        """Returns the value of a counter, over all groups, before a step; the number of the step if it is not known."""
+        counts = zip(self._known, self.counts_at(step), strict=True)
+        return next((int(count) for known, count in counts if known is counter), step)
+
     def numbers(self, counts: Sequence[Any], begun: Sequence[Any], steps: Any) -> dict[int, Any]:
         """Returns the numbers of the updates, over all groups, that a step makes, int64 scalars by the ids of the counters.
 
@@ -107,7 +116,8 @@ class StepCounters:
             begun: `values` at the begin of the call.
             steps: steps of the call before this one, int64 scalar.
         """
-        made = [now - before for now, before in zip(self.values(), begun, strict=True)] or [steps] * len(self._known)
+        made = [now - before for now, before in zip(self.values(), begun, strict=True)]
+        made = made or [steps if self._moves else 0] * len(self._known)
         numbers = [tf.cast(count, tf.int64) + tf.cast(more, tf.int64) for count, more in zip(counts, made, strict=True)]
         if self._is_alone:  # The chief has fewer, but for a worker that was restarted.
             numbers = [tf.maximum(number, tf.cast(own, tf.int64)) for number, own in zip(numbers, self.values(), strict=True)]

@@ -285,6 +285,24 @@ def test_a_program_that_closes_its_output_at_its_end_has_succeeded(quick):
     assert quick(body, "--max_restarts", "1").wait(20) == 0
 
 
+EARLY = """
+import os, runpy, signal, sys
+from tfdist.launch.supervision import attached
+attached._signal_within = lambda seconds: os.kill(os.getpid(), signal.SIGTERM)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_signal_right_before_the_pause_between_two_attempts_ends_the_job_with_its_summary(start, script, tmp_path, read_json):
+    (tmp_path / "early.py").write_text(EARLY)
+    command = [str(tmp_path / "early.py"), QUICK, "--tier", "BASIC", "--max_restarts", "2", "--summary", "summary.json"]
+    job = start(*command, script("import sys\nsys.exit(3)"), fresh=True)
+    assert job.wait(20) == 128 + signal.SIGTERM
+    summary = read_json("summary.json")
+    assert (summary["exit_code"], summary["failure"]) == (128 + signal.SIGTERM, "ended by SIGTERM")
+
+
 def test_what_a_program_gives_to_exit_is_shown(quick):
     job = quick("import sys\nsys.exit(ValueError('no such data'))")
     assert job.wait(20) == 1 and "chief:0 | no such data" in job.output

@@ -213,11 +213,17 @@ def test_what_cannot_be_scaled_is_refused_by_name(tmp_path, capsys, monkeypatch)
     (tmp_path / scaling.STATE).write_text('{"now": 1, "most": 2}')
     assert "1 to 2 are" in refused(folder, "worker=3")
     assert "its launcher has not answered" in refused(folder, "worker=2") and not scaling.is_asked(tmp_path)
-    answer = threading.Timer(0.05, scaling.forget, [tmp_path])
     monkeypatch.setattr(scale_command, "ANSWER_SECONDS", 10.0)
-    answer.start()
+
+    def take():
+        (tmp_path / scaling.STATE).write_text('{"now": 2, "most": 2}')
+        (tmp_path / scaling.REQUEST).unlink()
+
+    threading.Timer(0.05, take).start()
     assert scale_command.main([folder, "worker=2"]) == 0
     assert capsys.readouterr().out == f"{folder}  2 of at most 2 workers\n"
+    threading.Timer(0.05, scaling.forget, [tmp_path]).start()
+    assert f"{folder} has ended meanwhile" in refused(folder, "worker=1")
 
 
 def test_min_workers_is_part_of_tf_config_and_refused_where_no_worker_can_join():

@@ -11,6 +11,7 @@ from tfdist.launch.jobs.job import Job, Program
 from tfdist.launch.jobs.running_time import RunningTime
 from tfdist.launch.supervision import startup
 from tfdist.launch.supervision.failure import FirstFailure
+from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
 
 
 @pytest.fixture
@@ -97,3 +98,17 @@ def test_a_launcher_that_was_stopped_first_hears_what_happened_meanwhile(begun):
     for _ in range(20):
         begun.clock.now += 1
         assert first.get() is None
+
+
+@pytest.mark.parametrize(("code", "named"), [(EXIT_CHIEF_FAILED, "chief:0"), (0, "ps:0")])
+def test_the_chief_is_named_whose_failure_has_ended_a_server_also_if_its_process_ends_much_later(begun, code, named):
+    begun.clock.now = 0.0
+    cluster = prepared(read({"chief": 1, "worker": 1, "ps": 1}))
+    job, time = Job(cluster, choose(cluster), Program("train.py")), RunningTime(lambda: begun.clock.now)
+    exits = {"ps:0": code}
+    first = FirstFailure(job, exits, time)
+    first.exited(Exited("ps:0", code, 0.0), {"ps:0", "worker:0"}, False)
+    for _ in range(12):
+        begun.clock.now += 0.9
+        failure = first.get()
+    assert failure.task == named and failure.may_pass and failure.reason.count(named)

@@ -1,6 +1,7 @@
 """Executions have owners and states: nobody takes the results of others, and what is cancelled does not run."""
 
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -130,6 +131,34 @@ def test_what_is_cancelled_after_an_error_does_not_run_later(coordinator, execut
     assert late.state is State.CANCELLED
     coordinator.call(1)
     assert ran == [] and not executions.pending("fit")
+
+
+def test_what_has_finished_before_an_error_stays_with_its_owner(coordinator, executions):
+    """Its steps are in the weights: without its result, counters of updates would lack them."""
+    first, second = (executions.schedule(lambda group: 7, "fit") for _ in range(2))
+    executions.schedule(lambda group: 1, "other")
+    executions.schedule(fails, "fit")
+    for number in (0, 2):
+        coordinator.call(number)
+    assert executions.wait_for_any("other") and executions._finished.keys() == {"fit"}
+    for number in (1, 3):
+        coordinator.call(number)
+    with pytest.raises(ValueError, match="of a step"):
+        executions.wait_until_idle()
+    assert [executions.wait_for_any("fit") for _ in range(3)] == [first, second, None] and second.result == 7
+
+
+def test_what_finishes_while_an_error_waits_for_it_stays_with_its_owner(coordinator, executions):
+    slow = executions.schedule(lambda group: time.sleep(0.2) or 7, "fit")
+    thread = threading.Thread(target=coordinator.call, args=(0,))
+    thread.start()
+    while slow.state is not State.RUNNING:
+        time.sleep(0.01)
+    executions.schedule(fails, "fit")
+    coordinator.call(1, group=1)
+    with pytest.raises(ValueError, match="of a step"):
+        executions.wait_until_idle()
+    assert executions.wait_for_any("fit") is slow and slow.result == 7
 
 
 def test_a_second_error_is_not_raised_in_the_next_fit(coordinator, executions):

@@ -1,5 +1,6 @@
 """The training loop hands each result to Keras once, in epochs that callbacks and errors interrupt."""
 
+import signal
 import weakref
 from collections import deque
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import pytest
 from tfdist.strategies.coordinator.training_loop import OpenEpochs, TrainingLoop
 from tfdist.strategies.inputs.source import BatchIterator
 from tfdist.strategies.keras_hooks import calls
+from tfdist.strategies.runtime import interrupts
 
 
 class Batches(BatchIterator):
@@ -39,6 +41,9 @@ class Executions:
 
     def pending(self, owner):
         return sum(each == owner for each, _ in self.waiting)
+
+    def await_any(self, owner):
+        pass
 
     def wait_for_any(self, owner):
         found = next((entry for entry in self.waiting if entry[0] is owner), None)
@@ -258,3 +263,24 @@ def test_an_interrupted_epoch_whose_steps_took_long_is_over_for_the_metrics_that
     during(lambda: loop.reset(None))
     assert loop.metric_logs.calls == ["reset"] and make.epochs.of(loop) is None and not make.executions.waiting
     assert make.epochs.end_interrupted()  # Its model may be gone.
+
+
+def test_ctrl_c_while_the_steps_of_an_execution_are_added_comes_after_it(make, monkeypatch):
+    """Else counters of updates would lack steps that the weights have."""
+    loop, batches, added = make.loop(), Batches(6), []
+    add = loop._steps.add
+
+    def interrupted_add(execution):
+        signal.raise_signal(signal.SIGINT)
+        added.append(execution)
+        return add(execution)
+
+    before = signal.getsignal(signal.SIGINT)
+    interrupts.keep_out_of_tensorflow()
+    try:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(loop._steps, "add", interrupted_add)
+            loop(batches)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert added == [0] and loop(batches) == 1

@@ -1,8 +1,12 @@
 """What the chief assigns stays its value until the groups have it, without a cluster."""
 
+import threading
+
 import numpy as np
+import pytest
 import tensorflow as tf
 
+from tfdist.strategies.coordinator.calls.tracing import tracing_lock
 from tfdist.strategies.hogwild.replicas.chief_values import ChiefValues
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind
@@ -32,16 +36,17 @@ def block_of(*variables):
     return block
 
 
-def chief_of(block, found):
-    """The values on a chief that finds these numbers in the groups whenever it collects, and idle groups."""
+def chief_of(block, found, *others):
+    """The values on a chief that finds these numbers in the groups whenever it collects a block, and idle groups."""
 
-    def collect(blocks):
+    def collect(blocks, others=()):
         for each in blocks:
             if each.dirty:
                 each.set_values(np.float32(found))
                 each.dirty.clear()
+        return {each: each.of_groups for each in others}
 
-    return ChiefValues([block], collect, lambda: 0, lambda: None)
+    return ChiefValues([block, *others], collect, lambda block: [0, 1], lambda: 0, lambda: None)
 
 
 def assign(chief, variable, value):
@@ -96,3 +101,48 @@ def test_a_variable_that_leaves_its_block_keeps_what_was_assigned():
     block.dirty = {0, 1}
     chief.release(block)
     assert (weight.value, other.value) == (7.0, 2.5) and weight.block is None
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_what_is_synchronized_is_collected_together(changes):
+    """A block without progress, pushed with others that have some, would make a round: its outer momentum moves it."""
+    weight, beside, slot = Variable(1.0), Variable(2.0), Variable(3.0, Kind.OWN)
+    block, other, own = block_of(weight), block_of(beside), block_of(slot)
+    chief = chief_of(block, [1.5], other, own)
+    if changes:
+        assign(chief, weight, 7.0)
+    for each in (block, other, own):
+        each.dirty = {0, 1}
+    chief.publish()
+    chief.refresh(weight)
+    assert (block.dirty, other.dirty, own.dirty) == (set(), set(), {0, 1})
+    assert (weight.value, beside.value) == (7.0 if changes else 1.5, 2.0) and chief.newer(beside) == 1.5
+
+
+@pytest.mark.parametrize("is_dirty", [False, True])
+def test_groups_keep_their_own_slots_when_another_variable_of_the_block_is_assigned(is_dirty):
+    """They pull the whole block, in which the chief has the mean of the slots."""
+    assigned, slot = Variable(1.0, Kind.OWN), Variable(0.0, Kind.OWN)
+    block = block_of(assigned, slot)
+    block.of_groups = {0: np.float32([1.0, 2.0]), 1: np.float32([1.0, 4.0])}
+    chief = chief_of(block, [1.0, 3.0])
+    assign(chief, assigned, 7.0)
+    block.dirty = {0, 1} if is_dirty else set()
+    chief.publish()
+    assert slot.restored == {0: 2.0, 1: 4.0} and assigned.restored == {}
+    assert block.values.tolist() == [7.0, 3.0 if is_dirty else 0.0] and not block.changed
+
+
+def test_a_step_that_reads_a_weight_while_it_is_traced_gets_that_of_the_ps():
+    """Groups that flush would wait for the lock of the thread that traces, and it for them. TensorFlow traces replicas in other threads."""
+    weight = Variable(1.0)
+    block = block_of(weight)
+    chief, block.fetch = chief_of(block, [1.5]), lambda: np.float32([1.25])
+    block.dirty = {0, 1}
+    with tracing_lock:
+        replica = threading.Thread(target=chief.refresh, args=(weight,))
+        replica.start()
+        replica.join()
+        assert weight.value == 1.25 and block.dirty == {0, 1}
+    chief.refresh(weight)
+    assert weight.value == 1.5 and not block.dirty

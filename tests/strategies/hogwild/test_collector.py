@@ -48,7 +48,7 @@ def collected(block, server_group=None, **options):
     """Collects the block from groups with the replicas [1, 1] and [2, 2]; returns the calls of the collector."""
     calls = SimpleNamespace(lost=[], rounds=[], collected={})
 
-    def flush(block, group):
+    def flush(block, group, is_over):
         if group in options.get("failing", ()):
             raise tf.errors.UnavailableError(None, None, "gone")
         return tf.fill([2], tf.cast(group + 1, block.dtype))
@@ -110,7 +110,7 @@ def test_a_group_that_does_not_answer_in_time_is_lost(monkeypatch, caplog):
     monkeypatch.setattr(collector, "ANSWER_SECONDS", 0.1)
     answer, lost = threading.Event(), []
 
-    def flush(block, group):
+    def flush(block, group, is_over):
         answer.wait(10)
         return tf.zeros([2])
 
@@ -123,7 +123,7 @@ def test_a_group_that_takes_long_is_asked_for_an_answer_and_not_waited_for_witho
     monkeypatch.setattr(collector, "ASK_SECONDS", 0.05)
     asked, lost, ended = [], [], threading.Event()
 
-    def flush(block, group):
+    def flush(block, group, is_over):
         if group == 1:
             assert ended.wait(10)
             raise tf.errors.UnavailableError(None, None, "its connection was shut down")
@@ -143,7 +143,7 @@ def test_the_time_for_which_another_thread_traces_does_not_count(monkeypatch):
     monkeypatch.setattr(collector, "ANSWER_SECONDS", 0.1)
     lost = []
 
-    def flush(block, group):
+    def flush(block, group, is_over):
         with tracing_lock:
             return tf.zeros([2])
 
@@ -169,7 +169,7 @@ def test_each_group_is_asked_with_an_executor_of_its_own(monkeypatch):
 
     monkeypatch.setattr(collector, "own_executor", own_executor)
 
-    def flush(block, group):
+    def flush(block, group, is_over):
         asked.append(threading.current_thread())
         return tf.zeros([2])
 
@@ -180,7 +180,7 @@ def test_each_group_is_asked_with_an_executor_of_its_own(monkeypatch):
 def test_the_chief_works_on_the_global_parameters_while_the_groups_send_what_is_their_own():
     own, shared, fetched = Block(Kind.OWN), Block(), threading.Event()
 
-    def flush(block, group):
+    def flush(block, group, is_over):
         if block is own:
             assert fetched.wait(10)
         return tf.ones([2])
@@ -198,7 +198,7 @@ def test_the_chief_works_on_the_global_parameters_while_the_groups_send_what_is_
 def test_groups_without_progress_send_what_is_asked_for_and_it_is_not_merged():
     part, counter = Block(Kind.OWN), Block(Kind.COUNTER)
     part.dirty, counter.dirty = {1}, {0}
-    flush = lambda block, group: tf.fill([2], group + 1.0)  # noqa: E731
+    flush = lambda block, group, is_over: tf.fill([2], group + 1.0)  # noqa: E731
     others = {part: [0, 1], counter: [0]}
     found = Collector(flush, lambda group: None, lambda block: None).collect([part], None, others=others)
     assert {group: value.tolist() for group, value in found[part].items()} == {0: [1, 1], 1: [2, 2]}
@@ -237,3 +237,34 @@ def test_after_ctrl_c_within_a_collection_the_next_one_has_the_progress(kind, mo
     assert block.dirty == {0, 1} and block.values is None
     collected(block)
     np.testing.assert_array_equal(block.values, GLOBAL if kind is Kind.SYNCHRONIZED else [1.5, 1.5])
+
+
+@pytest.mark.parametrize("ends", ["by Ctrl-C", "because the group is late"])
+def test_after_the_end_of_a_collection_no_flush_begins(ends, monkeypatch):
+    """The groups may train by then: a flush and their next push would both push what they have trained before."""
+    monkeypatch.setattr(collector, "ASK_SECONDS", 0.05)
+    begun, answer, done, flushed = threading.Event(), threading.Event(), threading.Event(), []
+    first, second = Block(optimizer=Nesterov(1)), Block(optimizer=Nesterov(1))
+    first.dirty, second.dirty = {0}, {0}
+
+    def flush(block, group, is_over):
+        if block is second:
+            flushed.append(not is_over())
+            done.set()
+            return None
+        begun.set()
+        assert answer.wait(10)
+        return tf.zeros([2])
+
+    def give_up(groups):
+        if ends == "by Ctrl-C":
+            raise KeyboardInterrupt
+
+    if ends != "by Ctrl-C":
+        monkeypatch.setattr(collector, "ANSWER_SECONDS", 0.2)
+    collects = Collector(flush, lambda group: None, lambda block: None, give_up)
+    with pytest.raises(KeyboardInterrupt) if ends == "by Ctrl-C" else contextlib.nullcontext():
+        collects.collect([first, second], None)
+    assert begun.is_set()
+    answer.set()
+    assert done.wait(10) and flushed == [False]

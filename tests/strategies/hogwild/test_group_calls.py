@@ -2,11 +2,13 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tfdist.strategies.hogwild import group_calls, training_loop
 from tfdist.strategies.hogwild.replicas.block_registry import BlockRegistry, Use
 from tfdist.strategies.hogwild.replicas.momentum_buffers import AVERAGE
+from tfdist.strategies.hogwild.replicas.step_counters import StepCounters
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 
 
@@ -54,6 +56,18 @@ def test_of_what_a_step_assigns_beside_weights_groups_take_the_mean_if_another_f
     made._assigned = {blocks["frozen"]: None, blocks["own"]: None}
     assert made._synchronizes_more()
     assert made._steps.blocks == [blocks["trained"], blocks["momentum"], blocks["frozen"]]
+
+
+def test_outer_rates_follow_the_updates_of_the_optimizer_where_a_step_makes_none(calls, monkeypatch):
+    """As in a step that accumulates the gradients of four batches: the number of a step is four times that of the update."""
+    made, blocks, _ = calls
+    counter = SimpleNamespace(kind=Kind.COUNTER, moved=0, value_on_chief=lambda: 100)
+    monkeypatch.setattr(group_calls, "counter_of", lambda optimizer: counter)
+    made.counters, made._rates = StepCounters([counter], groups=8), SimpleNamespace(at=lambda update: (update, 0.5))
+    made.counters.begin(100)
+    assert made._rates_at(104) == (104, 0.5)  # One in each step, before anything is known.
+    made.counters.changes(np.float64([[0.0], [0.0], [0.0], [1.0]]))
+    assert made._rates_at(120) == blocks["trained"].rates == (105, 0.5)
 
 
 @pytest.mark.parametrize("keeps", [True, False])

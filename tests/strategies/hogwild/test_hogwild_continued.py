@@ -60,12 +60,17 @@ def test_the_schedule_of_a_models_own_optimizer_follows_the_updates_of_all_group
 
 def test_a_step_with_a_decorator_that_hides_its_name_trains(results):
     """Else its groups would not synchronize, and its schedule would begin anew with each epoch."""
-    numbers, count = results["decorated"]
+    numbers, count, _ = results["decorated"]
     assert count == 2 * 3 * 32 and min(numbers[64:]) >= 128
 
 
+def test_a_schedule_that_a_test_step_asks_follows_the_updates_of_all_groups(results):
+    _, count, tested = results["twice"]
+    assert tested == count
+
+
 def test_the_schedule_of_compile_follows_the_updates_of_steps_that_make_several(results):
-    numbers, count = results["twice"]
+    numbers, count, _ = results["twice"]
     assert count == 2 * 3 * 32
     assert sorted(numbers[64:]) == list(range(128, 192, 2))
 

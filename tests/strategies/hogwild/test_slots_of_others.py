@@ -88,6 +88,7 @@ def test_where_no_group_has_slots_the_averaged_momentum_begins_anew_with_a_warni
         replicas._membership.leave(owner)
     replicas.refresh(1, [slots, momentum])
     assert "worker group 1 was restarted, and no other one has optimizer slots" in caplog.text
+    assert "with those that were loaded or assigned last" in caplog.text  # What is on the ps, not what the chief has read.
     assert (slots.values["worker1"], momentum.values["worker1"]) == ([0.0, 0.0], [0.0, 0.0])
     slots.values["worker1"] = [4.0, 4.0]
     caplog.clear()

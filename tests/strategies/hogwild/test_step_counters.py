@@ -40,6 +40,14 @@ def test_the_count_at_a_step_follows_from_the_updates_of_the_steps_before():
     assert counters.counts_at(20) == [30, 102]
 
 
+def test_steps_of_an_evaluation_have_the_count_of_the_chief():
+    counter = Counter(10, own=5)
+    counters = StepCounters([counter], measured=False, groups=2, moves=False)
+    counters.begin(0)
+    assert counters.changes(rows(4)) == [] and counters.counts_at(8) == [10]
+    assert counters.numbers([10.0], counters.values(), 3) == {id(counter): 10}
+
+
 def test_a_call_begins_anew_from_the_chiefs_count():
     counter = Counter(7)
     counters = StepCounters([counter])

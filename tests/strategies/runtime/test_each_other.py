@@ -1,6 +1,7 @@
 """Tasks that wait for each other, without TensorFlow: threads of this test stand for them."""
 
 import contextlib
+import errno
 import socket
 import threading
 import time
@@ -100,6 +101,23 @@ def test_a_task_that_is_back_goes_on_when_the_earlier_training_has_ended_and_is_
         assert not back.over(within=0.5)
     again = Waits(tasks, 0)
     assert all(each.over(within=15.0) and each.error is None for each in (back, again))
+
+
+def test_a_task_that_has_had_too_many_open_files_answers_again(monkeypatch):
+    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")] * 3
+
+    def fails_first(self):
+        if failures:
+            raise failures.pop()
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", fails_first)
+    first, second = free_tasks(2)
+    waits = Waits([first, second], 0)
+    deadline = Deadline.after(5)
+    while (found := greet(second.name, first, Deadline.after(1))) is not None and not deadline.expired():
+        time.sleep(0.05)
+    assert found is None and not failures and not waits.over(0)
 
 
 def test_who_does_not_greet_is_sent_away_at_once():

@@ -259,6 +259,33 @@ def test_a_model_is_built_before_the_interrupt():
         signal.signal(signal.SIGINT, previous)
 
 
+def test_what_another_thread_must_not_leave_half_made_does_not_take_the_interrupt_of_the_main_thread():
+    """Python handles signals in that one: a `fit` in another thread goes on, as after any Ctrl-C."""
+    entered, leave, raised = threading.Event(), threading.Event(), []
+
+    def hold():
+        try:
+            with interrupts.held():
+                entered.set()
+                leave.wait(10)
+        except KeyboardInterrupt:
+            raised.append("in the other thread")
+
+    before, thread = signal.getsignal(signal.SIGINT), threading.Thread(target=hold)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupts.keep_out_of_tensorflow()
+    try:
+        thread.start()
+        assert entered.wait(10)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        leave.set()
+        thread.join()
+        signal.signal(signal.SIGINT, before)
+    assert raised == []
+
+
 def test_a_program_keeps_its_own_handler():
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -235,6 +235,9 @@ class Twice(keras.Model):
             self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
         return {"loss": loss, "number": before}
 
+    def test_step(self, data):
+        return {"number": self.optimizer.learning_rate * 1e9}
+
 
 def without_name(step):
     """A decorator that gives a step another name, because it lacks `functools.wraps`."""
@@ -252,7 +255,10 @@ class Decorated(Twice):
 
 
 def numbers_of(model_class):
-    """Returns the numbers of the updates at which steps of 3 epochs have asked the schedule, and the count of the optimizer."""
+    """Returns the numbers of the updates at which steps of 3 epochs have asked the schedule, and the count of the optimizer.
+
+    And the number at which a test step has asked it.
+    """
     with strategy.scope():
         model = model_class()
         model.build((None, 8))
@@ -264,7 +270,8 @@ def numbers_of(model_class):
             numbers.append(round(float(logs["number"])))
 
     fit(model, epochs=3, callbacks=[Look()])
-    return numbers, int(model.optimizer.iterations.numpy())
+    tested = round(model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)["number"])
+    return numbers, int(model.optimizer.iterations.numpy()), tested
 
 
 def decorated():
