@@ -20,6 +20,7 @@ from tfdist.launch.jobs.events import Exited
 from tfdist.launch.jobs.job import Program
 from tfdist.launch.plan import arguments, configurations, host_link, probe
 from tfdist.launch.plan.command import main
+from tfdist.launch.plan.processor_time import ProcessorTime
 from tfdist.launch.plan.window import Fit
 from tfdist.planner import measurement
 from tfdist.planner.measurement import Measurement, Run, Variable
