@@ -168,17 +168,18 @@ class StepReads:
         if loops and not variable.trainable and len(variable.parts) == 1:
             return None
         value = next((value for value in reads.values[id(variable)] if value.graph in graphs), None)
+        graph = _outside(graphs, loops, variable) if value is None else value.graph
+        writes = _writes(variable, graph)
+        if (value is not None and writes > value.writes) or _writes(variable, *graphs[: graphs.index(graph)]):
+            reads.in_place.add(id(variable))  # By rows, or by a function that was traced before.
+            return None
         if value is None:
             if self._updated_device is not None:
                 return None
             self.tables.read_whole(variable)
-            graph = _outside(graphs, loops, variable)
             tensor = _read_in(graph, reads.place(variable), variable, self.rounded and can_be_rounded(variable))
-            value = _Value(tensor, graph, _writes(variable, graph))
+            value = _Value(tensor, graph, writes)
             reads.values[id(variable)].append(value)
-        elif _writes(variable, value.graph) > value.writes or _writes(variable, *loops):
-            reads.in_place.add(id(variable))  # A function that was traced before assigns it.
-            return None
         reads.loops[id(variable)] += loops
         return _recorded(variable, value.tensor, value.graph, reads.place(variable))
 

@@ -203,7 +203,7 @@ def test_a_loop_that_updates_what_it_reads_is_refused(make):
 
 
 @pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("write", ["assign"])
+@pytest.mark.parametrize("write", ["assign", "scatter_update"])
 def test_a_branch_reads_what_it_has_written_before(make, shards, write):
     """So is an optimizer inside of another one that leaves steps out, and one that accumulates gradients."""
     import tensorflow as tf
