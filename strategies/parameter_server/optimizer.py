@@ -26,6 +26,8 @@ def install() -> None:
     patches.UPDATE_STEP.patch(_update_step)
     for method in patches.ELEMENTWISE.values():
         method.patch(_elementwise)
+    for method in patches.OWN_WEIGHT_DECAY.values():
+        method.patch(_decay_of_muon)
     patches.UPDATE_AVERAGES.patch(_update_averages)
     for name, method in patches.ASSIGN_IN_PLACE.items():
         method.patch(_assign_add if name == "assign_add" else _assign_sub)
@@ -136,6 +138,24 @@ def _elementwise(original: Callable[..., Any], optimizer: Any, *args: Any) -> An
         return original(optimizer, *args)
     with extended.elementwise_updates(True):
         return original(optimizer, *args)
+
+
+def _decay_of_muon(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
+    """Subtracts on the ps, as for other optimizers. Keras assigns what a worker computes: updates of other groups are lost."""
+    extended = getattr(optimizer._distribution_strategy, "extended", None)
+    if not isinstance(extended, ServerExtended):
+        return original(optimizer, variables)
+
+    def subtract(variable: Any, decay: Any) -> None:
+        factor, rate = (tf.cast(each, variable.dtype) for each in (decay, optimizer.learning_rate))
+        variable.assign_sub(variable * factor * rate)
+
+    with extended.elementwise_updates(True):
+        for variable in filter(optimizer._use_weight_decay, variables):
+            own = optimizer.adam_weight_decay if optimizer._should_use_adamw(variable) else optimizer.weight_decay
+            if own is not None:
+                extended.update(variable._value, subtract, args=(own,), group=False)
+    return None
 
 
 # An addition to a variable on a ps is one operation. Keras reads, adds and writes: if two workers do so at the same time, one
