@@ -166,14 +166,21 @@ def _assign_add(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     if not _is_on_ps(variable) or replica_context.is_trial():
         return original(variable, value)
     _note(variable)
-    return variable._value.assign_add(tf.cast(value, variable._value.dtype))
+    return variable._value.assign_add(_broadcast(value, variable._value))
 
 
 def _assign_sub(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     if not _is_on_ps(variable) or replica_context.is_trial():
         return original(variable, value)
     _note(variable)
-    return variable._value.assign_sub(tf.cast(value, variable._value.dtype))
+    return variable._value.assign_sub(_broadcast(value, variable._value))
+
+
+def _broadcast(value: Any, variable: Any) -> Any:
+    """Returns what is added to a variable with its dtype and shape, as the sum of both has that Keras assigns."""
+    value = tf.cast(value, variable.dtype)
+    is_like = isinstance(value, tf.IndexedSlices) or value.shape == variable.shape
+    return value if is_like else tf.broadcast_to(value, variable.shape)
 
 
 def _note(variable: Any) -> None:
