@@ -121,8 +121,10 @@ def _operator(name: str) -> Any:
     return lambda variable, *args: method(variable.value(), *args)
 
 
-for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:  # TensorFlow's read the variable at each use.
+# TensorFlow's read the variable at each use.
+for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__", "__getitem__"}:
     setattr(ServerVariable, _name, _operator(_name))
+ServerVariable.__getitem__ = tf.Variable.__getitem__  # A slice of it can be assigned.
 
 
 class ShardedVariable(RowAccess):
