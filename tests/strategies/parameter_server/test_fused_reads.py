@@ -273,3 +273,26 @@ def test_an_update_that_needs_all_shards_reads_them_while_it_holds_the_lock(make
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda function: [function(tf.ones([])) for _ in range(100)], functions))
     assert float(kernel.numpy()[0, 0]) == 200
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_function_with_a_gradient_of_its_own_knows_a_sharded_variable_as_one(make, shards):
+    import numpy as np
+    import tensorflow as tf
+
+    kernel, x = make(shards=shards), tf.ones([2, 300])
+
+    @tf.custom_gradient
+    def doubled(x):
+        def gradient(change, variables=None):
+            return tf.matmul(change, kernel.value(), transpose_b=True), [2 * tf.matmul(x, change, transpose_a=True)]
+
+        return tf.matmul(x, kernel.value()), gradient
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(doubled(x))
+        return tape.gradient(loss, kernel)
+
+    function, *_ = trace(step, [kernel] if shards == 1 else [], x)
+    np.testing.assert_array_equal(function(x), np.full([300, 300], 4.0))
