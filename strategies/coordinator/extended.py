@@ -215,7 +215,8 @@ def _of_inner(method: str) -> Any:
 
 
 for _method in ON_HANDLE:
-    setattr(SharedByReplicas, _method, _of_inner(_method))
+    if not _method.startswith("_"):  # TensorFlow slices the variable inside.
+        setattr(SharedByReplicas, _method, _of_inner(_method))
 
 
 def unwrapped(variable: Any) -> Any:
