@@ -66,4 +66,5 @@ def change_section(variable: Any, arrived: Sequence[Any]) -> contextlib.Abstract
 
 
 def _uses_variable(operation: str) -> bool:
-    return any(part in operation for part in ("VariableOp", "Assign", "Resource", "StatefulPartitionedCall"))
+    is_branch = operation in ("If", "Case", "While")
+    return is_branch or any(part in operation for part in ("VariableOp", "Assign", "Resource", "StatefulPartitionedCall"))

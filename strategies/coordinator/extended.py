@@ -17,6 +17,7 @@ from tfdist.strategies.private_api import (
     call_for_each_replica,
 )
 from tfdist.strategies.private_api.overrides import overrides
+from tfdist.strategies.variable_base import ON_HANDLE
 
 
 class GroupExtended(ParameterServerExtended):
@@ -197,6 +198,25 @@ class SharedByReplicas(AggregatingVariable):
 
         value = tf.convert_to_tensor(value, None if tf.is_tensor(value) else self.dtype)
         return tf.distribute.get_replica_context().merge_call(merge, args=(tf.cast(value, tf.float64) * share, share))
+
+    # TensorFlow's read and write the one handle of a variable, which may be that of its first shard.
+
+    @overrides(AggregatingVariable)
+    def _serialize_to_tensors(self) -> Any:
+        return self.get()._serialize_to_tensors()
+
+    @overrides(AggregatingVariable)
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        return self.get()._restore_from_tensors(restored_tensors)
+
+
+def _of_inner(method: str) -> Any:
+    return lambda variable, *args, **kwargs: getattr(variable.get(), method)(*args, **kwargs)
+
+
+for _method in ON_HANDLE:
+    if not _method.startswith("_"):  # TensorFlow slices the variable inside.
+        setattr(SharedByReplicas, _method, _of_inner(_method))
 
 
 def unwrapped(variable: Any) -> Any:

@@ -20,6 +20,7 @@ from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
 from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_normalization
 from tfdist.strategies.keras_hooks.step_logs import with_metrics
+from tfdist.strategies.private_api import is_default
 from tfdist.strategies.runtime import chief_device
 
 MOST_CHECKED_BYTES = 2**30
@@ -51,6 +52,7 @@ class CoordinatorHooks(KerasHooks):
         self._executions: Executions = strategy.executions
         self._loops: weakref.WeakSet[TrainingLoop] = weakref.WeakSet()
         self._open_epochs = OpenEpochs()
+        self._has_batch_callbacks = False  # Whether the last call of Keras' trainer has any that act between predictions.
 
     def example_batch(self, source: BatchSource) -> Any:
         """See `KerasHooks`."""
@@ -58,6 +60,8 @@ class CoordinatorHooks(KerasHooks):
 
     def callbacks(self, callbacks: list[Any]) -> list[Any]:
         """See `KerasHooks`. The chief runs all callbacks."""
+        methods = ("on_predict_batch_begin", "on_predict_batch_end")
+        self._has_batch_callbacks = not all(is_default(getattr(each, name)) for each in callbacks for name in methods)
         return callbacks
 
     def begin_epoch(self, model: Any, are_read: bool) -> None:
@@ -186,6 +190,7 @@ class CoordinatorHooks(KerasHooks):
             prepare: takes a list of one batch and an element specification or None; returns the call that a group runs.
         """
         executions = self._executions
+        watched: weakref.WeakSet[Any] = weakref.WeakSet()
         is_first = True  # Whether the function has not been called yet.
 
         def predict_one(batch: Any) -> Any:
@@ -194,8 +199,10 @@ class CoordinatorHooks(KerasHooks):
                 return executions.result_of(executions.schedule(prepare([as_tensors(batch)], None)))
             if batch.result is None:  # The first: others are scheduled ahead. All progress so far counts.
                 executions.wait_until_idle()
+            if executions.is_exact and self._has_batch_callbacks:
+                watched.add(batch.feed)  # A callback may assign a weight, or reset a state, before the next batch.
             # Keras wants the outputs one by one and in order. Meanwhile the groups compute the next ones.
-            for ahead in (batch, *batch.feed.peek(executions.limit)):
+            for ahead in (batch, *([] if batch.feed in watched else batch.feed.peek(executions.limit))):
                 if ahead.result is None:
                     ahead.result = executions.schedule(prepare([ahead.values], ahead.feed.owner.element_spec))
             return executions.result_of(batch.result)

@@ -209,7 +209,7 @@ class MetricLogs:
                 metrics = np.broadcast_to(self._by_group[group], metrics.shape)
             self._latest[group] = max(execution.order, self._latest.get(group, 0))
             with np.errstate(invalid="ignore"):  # Callbacks get losses that are not finite.
-                sums = self._sum - self._by_group.get(group, 0.0) + metrics
+                sums = self._without(group) + metrics
                 results = self._metric_logs.unflatten(self._results_of(sums))
             self._sum, self._by_group[group] = sums[-1], metrics[-1]
             own = self._own_names - self._derived.keys()
@@ -217,6 +217,14 @@ class MetricLogs:
             logs = [result if self._are_metrics else step_logs.with_metrics(each, result, own) for each, result in both]
         self.logs = logs[-1]
         return logs
+
+    def _without(self, group: tuple[int, tuple[int, int]]) -> Any:
+        """Returns the sums without what a group has counted. Of a sum that is infinite nothing can be subtracted."""
+        rest = self._sum - self._by_group.get(group, 0.0)
+        if np.isfinite(rest).all():
+            return rest
+        others = [counted for other, counted in self._by_group.items() if other != group]
+        return sum(others, np.zeros([self._size]) if self._carried is None else self._carried)
 
     def with_metrics(self, logs: Logs, metrics: dict[str, Any]) -> Logs:
         """Returns the logs of a step with the results of the metrics, but for values of the step's own."""

@@ -161,7 +161,7 @@ class EvaluationFolder:
         name = "final" if epoch is None else f"epoch_{epoch:05d}"
         folder = self._fit(fit)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial = folder / f".{name}.{os.getpid()}.weights.h5"
+        partial = folder / f".{name}.weights.h5"  # A chief that was killed has left it. One alone writes here.
         try:
             save(str(partial))
             pattern = "fit_*/final.weights.h5" if epoch is None else "fit_*/epoch_*.weights.h5"

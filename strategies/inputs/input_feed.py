@@ -44,14 +44,20 @@ class InputFeed(BatchIterator):
         self._error: Exception | None = None
 
     def __next__(self) -> Batch:
-        return self._ahead.popleft() if self._ahead else self._read()
+        batch = self._ahead.popleft() if self._ahead else self._read()
+        self._taken += 1
+        return batch
 
     def peek(self, count: int) -> list[Batch]:
         """Returns the next `count` batches without taking them; fewer at the end of the dataset, and where it raises.
 
+        None after the last of `steps_per_epoch`: they may not be there yet.
+
         Raises:
             Exception: what the dataset raises in place of the next batch. The batches before it are trained first.
         """
+        if self.owner.steps_per_epoch is not None:
+            count = max(0, min(count, self.owner.steps_per_epoch - self._taken))
         while len(self._ahead) < count:
             try:
                 self._ahead.append(self._read())

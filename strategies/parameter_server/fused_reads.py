@@ -11,6 +11,7 @@ assigns is read in place from then on, and one that is not trainable is read in 
 """
 
 import contextlib
+import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -141,7 +142,7 @@ class StepReads:
                 values = tf.cast(tf.identity(fused.values), fused.variables[0].dtype)
                 pieces = unflatten(values, [variable.shape for variable in fused.variables])
             for variable, piece in zip(fused.variables, pieces, strict=True):
-                replica.values[id(variable)] = [_Value(piece, replica.graph, _writes(replica.graph, variable))]
+                replica.values[id(variable)] = [_Value(piece, replica.graph, _writes(variable, replica.graph))]
         self._replicas[threading.get_ident()] = replica
 
     @contextlib.contextmanager
@@ -167,22 +168,23 @@ class StepReads:
         if loops and not variable.trainable and len(variable.parts) == 1:
             return None
         value = next((value for value in reads.values[id(variable)] if value.graph in graphs), None)
+        graph = _outside(graphs, loops, variable) if value is None else value.graph
+        writes = _writes(variable, graph)
+        if (value is not None and writes > value.writes) or _writes(variable, *graphs[: graphs.index(graph)]):
+            reads.in_place.add(id(variable))  # By rows, or by a function that was traced before.
+            return None
         if value is None:
             if self._updated_device is not None:
                 return None
             self.tables.read_whole(variable)
-            graph = _outside(graphs, loops, variable)
             tensor = _read_in(graph, reads.place(variable), variable, self.rounded and can_be_rounded(variable))
-            value = _Value(tensor, graph, _writes(graph, variable))
+            value = _Value(tensor, graph, writes)
             reads.values[id(variable)].append(value)
-        elif _writes(value.graph, variable) > value.writes or any(_writes(loop, variable) for loop in loops):
-            reads.in_place.add(id(variable))  # A function that was traced before assigns it.
-            return None
         reads.loops[id(variable)] += loops
         return _recorded(variable, value.tensor, value.graph, reads.place(variable))
 
     def read_whole(self, variable: Any) -> Any:
-        """Reads a sharded variable where `value_of` has no value, in the graph around all loops."""
+        """Reads a sharded variable where `value_of` has no value, in the graph around all loops; in place if it is changed."""
         if tf.executing_eagerly():
             variable_accessed(variable)
             with stop_recording():
@@ -192,6 +194,11 @@ class StepReads:
         reads, graphs = self._here()
         if reads is not None:
             self.tables.read_whole(variable)
+        if self._updated_device is not None or _writes(variable, *graphs[:-1]):
+            with stop_recording():
+                value = variable.read_parts()
+                value = _without_gradient(variable, value) if variable.trainable else tf.stop_gradient(value)
+            return _recorded(variable, value, graphs[0], None)
         device = reads.place(variable) if reads else None
         return _recorded(variable, _read_in(graphs[-1], device, variable), graphs[-1], device)
 
@@ -352,8 +359,9 @@ def _without_gradient(variable: Any, value: Any) -> Any:
     def identity(value: Any) -> Any:
         def gradient(change: Any) -> Any:
             raise ValueError(
-                f"{variable.name} is sharded over {len(variable.parts)} ps tasks, and a tf.function that reads it is called "
-                "within a GradientTape; leave @tf.function out (fit compiles the whole step), or open the tape inside of it"
+                f"{variable.name} is sharded over {len(variable.parts)} ps tasks, and a tf.function that reads it, or a branch "
+                "or loop that also assigns it, is called within a GradientTape; leave @tf.function out (fit compiles the whole "
+                "step), or open the tape inside of it"
             )
 
         return tf.identity(value), gradient
@@ -365,21 +373,17 @@ def _on(device: str | None) -> Any:
     return tf.device(device) if device else contextlib.nullcontext()
 
 
-def _writes(graph: Any, variable: Any) -> int:
-    """Returns how many operations of `graph` write the variable, in their functions too."""
-    count = 0
-    for part in variable.parts:
-        handle = _handle_in(graph, part.handle)
-        if handle is not None:
-            count += sum(handle in read_write_resource_inputs(operation)[1] for operation in handle.consumers())
-    return count
+def _writes(variable: Any, *graphs: Any) -> int:
+    """Returns how many operations of these graphs write the variable, in their functions too."""
+    handles = [_handle_in(graph, part.handle) for graph, part in itertools.product(graphs, variable.parts)]
+    return sum(h in read_write_resource_inputs(each)[1] for h in handles if h is not None for each in h.consumers())
 
 
 def _handle_in(graph: Any, handle: Any) -> Any:
     """Returns what `handle` is in `graph`; None if the graph does not use it. (`capture` would make it use it.)"""
-    if isinstance(graph, ControlFlowFuncGraph):
-        handle = _handle_in(graph.outer_graph, handle)
-    return next((inside for outside, inside in graph.captures if outside is handle), None)
+    # A loop or condition gets it itself, or as what it is in the graph around it.
+    around = _handle_in(graph.outer_graph, handle) if isinstance(graph, ControlFlowFuncGraph) else None
+    return next((inside for outside, inside in graph.captures if outside is handle or outside is around), None)
 
 
 def _recorded(variable: Any, value: Any, graph: Any, device: str | None) -> Any:

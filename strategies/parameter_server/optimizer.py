@@ -26,6 +26,8 @@ def install() -> None:
     patches.UPDATE_STEP.patch(_update_step)
     for method in patches.ELEMENTWISE.values():
         method.patch(_elementwise)
+    for method in patches.OWN_WEIGHT_DECAY.values():
+        method.patch(_decay_of_muon)
     patches.UPDATE_AVERAGES.patch(_update_averages)
     for name, method in patches.ASSIGN_IN_PLACE.items():
         method.patch(_assign_add if name == "assign_add" else _assign_sub)
@@ -138,6 +140,24 @@ def _elementwise(original: Callable[..., Any], optimizer: Any, *args: Any) -> An
         return original(optimizer, *args)
 
 
+def _decay_of_muon(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
+    """Subtracts on the ps, as for other optimizers. Keras assigns what a worker computes: updates of other groups are lost."""
+    extended = getattr(optimizer._distribution_strategy, "extended", None)
+    if not isinstance(extended, ServerExtended):
+        return original(optimizer, variables)
+
+    def subtract(variable: Any, decay: Any) -> None:
+        factor, rate = (tf.cast(each, variable.dtype) for each in (decay, optimizer.learning_rate))
+        variable.assign_sub(variable * factor * rate)
+
+    with extended.elementwise_updates(True):
+        for variable in filter(optimizer._use_weight_decay, variables):
+            own = optimizer.adam_weight_decay if optimizer._should_use_adamw(variable) else optimizer.weight_decay
+            if own is not None:
+                extended.update(variable._value, subtract, args=(own,), group=False)
+    return None
+
+
 # An addition to a variable on a ps is one operation. Keras reads, adds and writes: if two workers do so at the same time, one
 # addition is lost, `optimizer.iterations` counts too few steps, and learning-rate schedules run late.
 
@@ -146,14 +166,21 @@ def _assign_add(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     if not _is_on_ps(variable) or replica_context.is_trial():
         return original(variable, value)
     _note(variable)
-    return variable._value.assign_add(tf.cast(value, variable._value.dtype))
+    return variable._value.assign_add(_broadcast(value, variable._value))
 
 
 def _assign_sub(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     if not _is_on_ps(variable) or replica_context.is_trial():
         return original(variable, value)
     _note(variable)
-    return variable._value.assign_sub(tf.cast(value, variable._value.dtype))
+    return variable._value.assign_sub(_broadcast(value, variable._value))
+
+
+def _broadcast(value: Any, variable: Any) -> Any:
+    """Returns what is added to a variable with its dtype and shape, as the sum of both has that Keras assigns."""
+    value = tf.cast(value, variable.dtype)
+    is_like = isinstance(value, tf.IndexedSlices) or value.shape == variable.shape
+    return value if is_like else tf.broadcast_to(value, variable.shape)
 
 
 def _note(variable: Any) -> None:

@@ -141,7 +141,7 @@ class ServerExtended(GroupExtended):
     def update_elements(self, variable: Any, change: Change) -> Any:
         """Makes a change of a variable on the ps that hold it. Replicas that share a variable may not call it."""
         with self.elementwise_updates(True):
-            return self.update(variable, change.apply, args=(change.rest,), group=False)
+            return self.update(variable, change.apply, args=change.for_shards(variable), group=False)
 
     def by_ps(self, gradients_and_variables: Sequence[tuple[Any, Any]]) -> dict[str, dict[int | None, list[tuple[Any, Any]]]]:
         """Groups pairs by the ps that updates the variable.

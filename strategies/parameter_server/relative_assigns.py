@@ -43,25 +43,33 @@ class Change:
     coefficient: Any
     rest: Any
 
-    def apply(self, variable: Any, rest: Any = None, **kwargs: Any) -> Any:
+    def apply(self, variable: Any, rest: Any = None, coefficient: Any = None, **kwargs: Any) -> Any:
         """Assigns the new value, on the ps, as one change: another group makes its own before or after.
 
         Args:
             variable: the variable on the ps.
             rest: `rest` where the update runs.
+            coefficient: `coefficient` there, if it is that of a shard.
             **kwargs: not used; what TensorFlow passes to an assignment.
         """
         del kwargs
         rest = self.rest if rest is None else rest
-        if isinstance(self.coefficient, float) and self.coefficient == 1:
+        coefficient = self.coefficient if coefficient is None else coefficient
+        if isinstance(coefficient, float) and coefficient == 1:
             return variable.assign_add(rest)
-        is_average = isinstance(self.coefficient, float) and 0 < self.coefficient < 1 and rest.dtype in _IN_ONE_OPERATION
+        is_average = isinstance(coefficient, float) and 0 < coefficient < 1 and rest.dtype in _IN_ONE_OPERATION
         if is_average and (resource := _resource(variable)) is not None:
-            _scale_and_add(resource, self.coefficient, rest)
+            _scale_and_add(resource, coefficient, rest)
             return variable
-        rest, kept = tf.identity(rest), tf.cast(1 - self.coefficient, variable.dtype)
+        rest, kept = tf.identity(rest), tf.cast(1 - coefficient, variable.dtype)
         with change_section(variable, [rest, kept]):
             return variable.assign_add(rest - kept * variable.value())
+
+    def for_shards(self, variable: Any) -> tuple[Any, ...]:
+        """Returns the arguments of `apply` that each shard of a variable has its own part of."""
+        if len(variable.parts) == 1 or isinstance(self.coefficient, float):
+            return (self.rest,)
+        return self.rest, tf.broadcast_to(tf.cast(self.coefficient, variable.dtype), variable.shape)
 
 
 def _resource(variable: Any) -> Any:
@@ -226,6 +234,8 @@ class _Affine:
             if coefficient is None or (kind == "RealDiv" and own is not inputs[0]):
                 return None
             number = _number(factor)
+            if not isinstance(number, float) and not tensor.dtype.is_floating:
+                return None  # Of integers only sums are changed on the ps.
             return coefficient * number if kind == "Mul" else coefficient / number
         return None
 

@@ -42,7 +42,14 @@ class ServerVariable(CachingVariable):
 
     def read_parts(self, rounded: bool = False) -> Any:
         """Reads the value from the ps; as bfloat16 if it is to be rounded, which the ps does."""
-        return self._sent(self.get().read_value, rounded)
+        return self._sent(self._read_alone, rounded)
+
+    def _read_alone(self) -> Any:
+        """Reads the value. A function with a gradient of its own is not told of it: what it uses may be the whole of shards."""
+        if tf.executing_eagerly():
+            return self.get().read_value()
+        with tf.device(self.device):
+            return tf.raw_ops.ReadVariableOp(resource=self.get().handle, dtype=self.dtype)
 
     def read_rows(self, indices: Any, rounded: bool) -> Any:
         """Reads rows from the ps as `read_parts` reads all. Gradient tapes do not know of rounded ones."""
@@ -121,8 +128,10 @@ def _operator(name: str) -> Any:
     return lambda variable, *args: method(variable.value(), *args)
 
 
-for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:  # TensorFlow's read the variable at each use.
+# TensorFlow's read the variable at each use.
+for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__", "__getitem__"}:
     setattr(ServerVariable, _name, _operator(_name))
+ServerVariable.__getitem__ = tf.Variable.__getitem__  # A slice of it can be assigned.
 
 
 class ShardedVariable(RowAccess):

@@ -232,9 +232,7 @@ UPDATE_OF_SGD = PatchPoint(
 )
 
 # parameter_server/fused_adam.py
-UPDATE_OF_ADAM = PatchPoint(
-    keras.optimizers.Adam, "update_step", "self, gradient, variable, learning_rate", "XLA compiles the whole update."
-)
+UPDATE_OF_ADAM = PatchPoint(keras.optimizers.Adam, "update_step", "self, gradient, variable, learning_rate", "XLA compiles it.")
 
 # parameter_server/optimizer.py: updates run on the ps tasks that hold the variables.
 UPDATE_STEP = PatchPoint(
@@ -250,6 +248,11 @@ ELEMENTWISE = {
         ("_overwrite_model_variables_with_average_value", "self, trainable_variables"),
         ("_backend_increment_gradient_accumulators", "self, grads, acc_grads"),
     )
+}
+OWN_WEIGHT_DECAY = {
+    owner: PatchPoint(owner, "_apply_weight_decay", "self, variables", "As ELEMENTWISE.")
+    for owner in (getattr(keras.optimizers, "Muon", object),)  # Older versions have none, or one without this method.
+    if "_apply_weight_decay" in vars(owner)
 }
 
 # parameter_server/asynchronous_counters.py
@@ -275,9 +278,7 @@ ASSIGN_IN_PLACE = {
 SPARSE_READ = AddedMethod(KerasVariable, "sparse_read", "tf.gather, and so keras.layers.Embedding, looks rows up on the ps.")
 
 # hogwild/replicas/step_counters.py
-LEARNING_RATE = PatchPoint(
-    TFOptimizer, "_get_current_learning_rate", "self", "Learning-rate schedules follow the steps of all worker groups."
-)
+LEARNING_RATE = PatchPoint(TFOptimizer, "_get_current_learning_rate", "self", "Schedules follow the steps of all groups.")
 
 # checkpoint/: files are whole, written by the chief alone,
 # and hold what a strategy needs beside the variables. (`tf.saved_model.save` cannot be replaced: `export` imports it anew.)

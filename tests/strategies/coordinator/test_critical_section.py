@@ -54,3 +54,37 @@ def test_two_sections_of_one_function_run_in_order():
     for expected in (5, 13, 29):
         update()
         assert int(variable) == expected
+
+
+def test_a_condition_ends_before_the_lock_is_released():
+    """An optimizer of the user's own may update in one."""
+    import tensorflow as tf
+
+    from tfdist.strategies.coordinator.critical_section import critical_section
+
+    variable = tf.Variable(0)
+
+    def add():
+        before = variable.read_value()
+        slow = tf.reduce_sum(tf.matmul(tf.fill([200, 200], tf.cast(before, tf.float32)), tf.zeros([200, 200])))
+        variable.assign(before + 1 + tf.cast(slow, tf.int32))
+        return 0
+
+    def make():
+        @tf.function(autograph=False)
+        def step(value):
+            with critical_section("test condition", "/device:CPU:0", [value]):
+                tf.cond(value > 0, add, lambda: 0)
+
+        return step.get_concrete_function(tf.TensorSpec([], tf.int32))
+
+    def run(function):
+        for _ in range(30):
+            function(tf.constant(1))
+
+    threads = [threading.Thread(target=run, args=(make(),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert int(variable) == 120

@@ -47,6 +47,19 @@ def test_a_result_that_waits_for_its_backup_comes_after_later_ones_of_its_group_
     assert logs._sum.tolist() == [28.0, 32.0] and found == {"loss": 28 / 32}
 
 
+def test_a_loss_that_was_infinite_once_stays_infinite_as_in_one_process():
+    logs = MetricLogs(None)
+    logs._variables, logs._size, logs._means = [object()], 2, [(0, 1)]
+    logs._metric_logs._places = {"loss": 0}
+    logs.reset()
+    found = []
+    for group, total, count in ((0, 8, 8), (1, np.inf, 8), (1, np.inf, 16), (0, 16, 16)):
+        execution = SimpleNamespace(group=group, counting=(0, 0), order=0)
+        found += logs.add(execution, np.array([[float(total), float(count)]]))
+    assert found == [{"loss": 1.0}] + [{"loss": np.inf}] * 3
+    assert logs._sum.tolist() == [np.inf, 32.0]
+
+
 @pytest.mark.parametrize(("is_sent", "after"), [(True, [1.0, 2.0]), (False, [3.0, 4.0])])
 def test_the_steps_of_a_call_that_has_failed_count_once(monkeypatch, is_sent, after):
     """A call fails after its steps where a ps is lost. If steps do not send the metrics, what was counted before has to stay."""

@@ -44,6 +44,22 @@ def test_a_clock_that_is_set_back_deletes_no_new_checkpoint_and_keeps_the_order(
     assert [checkpoint.epoch for checkpoint in folder.checkpoints(1)] == [4, 6, 7, 8, 5]
 
 
+def test_what_a_killed_chief_had_written_of_a_checkpoint_does_not_stay(tmp_path, monkeypatch):
+    folder = EvaluationFolder(tmp_path)
+
+    def killed(path):
+        Path(path).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as context:
+        context.setattr(Path, "unlink", lambda path, missing_ok: None)
+        with pytest.raises(KeyboardInterrupt):
+            folder.save(1, 3, killed)
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # It was started again.
+    folder.save(1, 3, lambda path: Path(path).write_bytes(b"weights"))
+    assert [each.name for each in (tmp_path / "tfdist_checkpoints" / "fit_1").iterdir()] == ["epoch_00003.weights.h5"]
+
+
 def test_a_second_job_does_not_use_the_folder_of_one_that_runs(tmp_path, monkeypatch):
     folder = EvaluationFolder(tmp_path / "job")
     assert not folder.is_used()

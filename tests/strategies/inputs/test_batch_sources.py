@@ -47,6 +47,19 @@ def test_an_epoch_is_steps_per_epoch_batches_and_the_next_one_goes_on(name):
     assert iterator.owner is source
 
 
+def test_a_feed_reads_nothing_ahead_after_the_last_of_its_steps():
+    def elements():
+        yield from range(3)
+        raise AssertionError("nobody waits for more")
+
+    source = FedDataset(tf.data.Dataset.from_generator(elements, output_signature=tf.TensorSpec([], tf.int64)))
+    source.steps_per_epoch = 3
+    feed = iter(source)
+    for number in range(3):
+        assert int(next(feed).values) == number
+        assert len(feed.peek(2)) == 2 - number
+
+
 @pytest.mark.parametrize("name", ["shards", "feed"])
 def test_without_steps_per_epoch_the_data_ends_the_epoch(name):
     iterator = iter(SOURCES[name](numbers()))

@@ -45,6 +45,11 @@ def test_the_constraint_of_a_weight_loses_no_update_of_another_group(results, ca
     assert results[case] == [total, total]
 
 
+@pytest.mark.skipif(not hasattr(keras.optimizers, "Muon"), reason="this version of Keras has no Muon")
+def test_the_weight_decay_of_muon_loses_no_update_of_another_group(results):
+    assert results["decayed"] == pytest.approx([-0.2, -0.2], rel=0.1)
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_layer_that_assigns_its_whole_kernel_is_named_if_several_groups_train_it(caplog, groups):
     layer = keras.layers.SpectralNormalization(keras.layers.Dense(2), name="spectral")

@@ -200,3 +200,99 @@ def test_a_loop_that_updates_what_it_reads_is_refused(make):
 
     with pytest.raises(RuntimeError, match="is assigned in a loop of the step that also uses its value"):
         trace(step, [kernel], tf.zeros([]))
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("write", ["assign", "scatter_update"])
+def test_a_branch_reads_what_it_has_written_before(make, shards, write):
+    """So is an optimizer inside of another one that leaves steps out, and one that accumulates gradients."""
+    import tensorflow as tf
+
+    kernel = make(1 if shards == 1 else 300, shards)
+    ones = tf.ones([kernel.shape[0], 300])
+
+    def branch():
+        kernel.assign(ones) if write == "assign" else kernel.scatter_update(tf.IndexedSlices(ones, tf.range(kernel.shape[0])))
+        return tf.reduce_sum(kernel.value()[0])
+
+    step = lambda x: tf.cond(x > 0, branch, lambda: tf.constant(0.0))  # noqa: E731
+    function, *_ = trace(step, [kernel] if shards == 1 else [], tf.ones([]))
+    assert float(function(tf.ones([]))) == 300
+
+
+def test_a_turn_of_a_loop_reads_what_it_has_added_to_shards_before(make):
+    import tensorflow as tf
+
+    state = make(shards=3, trainable=False)
+    state.assign(tf.zeros(state.shape))
+
+    def turn(step, total):
+        state.assign_add(tf.ones(state.shape))
+        return step + 1, total + state.value()[0, 0]
+
+    function, *_ = trace(lambda x: tf.while_loop(lambda step, _: step < 4, turn, (0, x))[1], [], tf.zeros([]))
+    assert float(function(tf.zeros([]))) == 1 + 2 + 3 + 4
+
+
+def test_a_gradient_of_shards_that_a_branch_assigns_and_reads_is_refused(make):
+    import tensorflow as tf
+
+    kernel = make(shards=3)
+
+    def branch():
+        kernel.assign(tf.ones(kernel.shape))
+        return tf.reduce_sum(kernel.value())
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.cond(x > 0, branch, lambda: tf.constant(0.0))
+        return tape.gradient(loss, kernel)
+
+    with pytest.raises(ValueError, match=r"whole:0 is sharded over 3 ps tasks, .* that also assigns it"):
+        trace(step, [], tf.ones([]))
+
+
+def test_an_update_that_needs_all_shards_reads_them_while_it_holds_the_lock(make):
+    """Groups that read before it would lose each other's updates."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import tensorflow as tf
+
+    from tfdist.strategies.coordinator.critical_section import critical_section
+    from tfdist.strategies.parameter_server import fused_reads
+
+    kernel = make(shards=3)
+    kernel.assign(tf.zeros(kernel.shape))
+
+    def step(x):
+        with critical_section("tfdist_update", kernel.device, []), fused_reads.current().updating(kernel.device):
+            kernel.assign(kernel.value() + 1)
+        return x
+
+    functions = [trace(step, [], tf.ones([]))[0] for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda function: [function(tf.ones([])) for _ in range(100)], functions))
+    assert float(kernel.numpy()[0, 0]) == 200
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_function_with_a_gradient_of_its_own_knows_a_sharded_variable_as_one(make, shards):
+    import numpy as np
+    import tensorflow as tf
+
+    kernel, x = make(shards=shards), tf.ones([2, 300])
+
+    @tf.custom_gradient
+    def doubled(x):
+        def gradient(change, variables=None):
+            return tf.matmul(change, kernel.value(), transpose_b=True), [2 * tf.matmul(x, change, transpose_a=True)]
+
+        return tf.matmul(x, kernel.value()), gradient
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(doubled(x))
+        return tape.gradient(loss, kernel)
+
+    function, *_ = trace(step, [kernel] if shards == 1 else [], x)
+    np.testing.assert_array_equal(function(x), np.full([300, 300], 4.0))

@@ -11,6 +11,7 @@ from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.parameter_server import relative_assigns
 from tfdist.strategies.parameter_server.relative_assigns import Change, _Affine
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
+from tfdist.strategies.variable_base import shard_scope
 
 
 def coefficient_in(compute, around=lambda compute, old, x: compute(old, x)):
@@ -90,6 +91,31 @@ def test_a_moving_average_that_is_sharded_changes_as_a_whole():
         return tf.identity(average)
 
     assert step().numpy().tolist() == [1.5, 2.0, 2.5]
+
+
+def test_each_row_of_a_sharded_variable_may_have_a_coefficient_of_its_own():
+    table = ShardedVariable([ServerVariable(tf.Variable(tf.ones([rows, 2]))) for rows in (2, 1)], [0, 2, 3], "table:0")
+    change = Change(np.array([[0.5], [1.0], [0.0]], "float32"), tf.ones([3, 2]))
+    parts = [table.split(argument) for argument in change.for_shards(table)]
+    for number in range(2):
+        with shard_scope(number):
+            change.apply(table, *(part[number] for part in parts))
+    assert table.numpy().tolist() == [[1.5, 1.5], [2.0, 2.0], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("factor", "expected"), [(2, 2.0), ([1, 0, 1], None), (lambda x: tf.cast(tf.reduce_sum(x) > 0, tf.int32), None)]
+)
+def test_integers_have_no_coefficient_but_a_number(factor, expected):
+    found = []
+
+    @tf.function(autograph=False)
+    def step(old, x):
+        value = old * (factor(x) if callable(factor) else tf.constant(factor)) + 1
+        found.append(_Affine([old], [old.graph], old.shape).of(value))
+
+    step.get_concrete_function(tf.TensorSpec([3], tf.int32), tf.TensorSpec([3]))
+    assert found == [expected]
 
 
 def test_many_groups_at_the_same_time_keep_a_moving_average_stable():

@@ -60,6 +60,7 @@ WRITES = {
 def test_a_write_by_rows_reaches_the_rows_that_tensorflow_s_own_variable_changes(name, traced):
     expected = after(WRITES[name], tf.Variable(ROWS), traced)
     np.testing.assert_array_equal(after(WRITES[name], sharded(), traced), expected)
+    np.testing.assert_array_equal(after(WRITES[name], ServerVariable(tf.Variable(ROWS)), traced), expected)
 
 
 WRONG = {

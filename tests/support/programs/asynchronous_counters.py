@@ -67,6 +67,13 @@ def constrained(steps, x):
     return [float(updates.min()), float(updates.max())]
 
 
+def decayed(steps, x):
+    """Returns the smallest and the largest weight after Adam's updates by Muon, of 0.001 each, which decays weights a little."""
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    trained(lambda: keras.optimizers.Muon(1e-3, exclude_layers=["."], adam_lr_ratio=1), steps, [layer], x)
+    return [float(layer.kernel.numpy().min()), float(layer.kernel.numpy().max())]
+
+
 class Overwriting(keras.Model):
     """An optimizer of its own overwrites its weights, which stay 1, by their averages."""
 
@@ -207,6 +214,7 @@ results = {
     "overwritten": overwritten(few),
     "constrained": constrained(200, few),
     "constrained and sharded": constrained(24, many),
+    "decayed": decayed(200, few) if hasattr(keras.optimizers, "Muon") else None,
     "assigned": assigned(96),
     "assigned in a loop": assigned(96, 4),
     "averaged": averaged(),

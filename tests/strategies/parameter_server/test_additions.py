@@ -1,0 +1,36 @@
+"""Additions to Keras' variables on ps tasks are those of one process, also where Keras broadcasts a number."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.strategies.parameter_server.optimizer import _assign_add, _assign_sub
+from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
+
+ROWS = np.arange(24, dtype="float32").reshape(6, 4)
+
+
+def on_ps(shards):
+    """A variable of Keras on this many ps tasks."""
+    variable = keras.Variable(ROWS)
+    parts = [ServerVariable(tf.Variable(part)) for part in np.split(ROWS, shards)]
+    variable._value = parts[0] if shards == 1 else ShardedVariable(parts, [0, 3, 6], "table:0")
+    return variable
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize(
+    "value", [2, 0.5, [1.0, 2.0, 3.0, 4.0], [[7.0]] * 6, ROWS], ids=["int", "float", "row", "column", "all"]
+)
+def test_what_is_added_is_broadcast(shards, traced, value):
+    variable = on_ps(shards)
+
+    def change():
+        _assign_add(None, variable, value)
+        _assign_add(None, variable, value)
+        _assign_sub(None, variable, value)
+
+    tf.function(change, autograph=False)() if traced else change()
+    np.testing.assert_array_equal(variable.numpy(), ROWS + np.asarray(value, "float32"))
