@@ -61,6 +61,8 @@ def of_replica(seed: Any) -> Any:
         return seed
     if replica is not None and replica.recorded is not None:
         return seed if replica.draw is None else moved(seed, replica.draw)
+    if replica is not None and replica.reduced:  # All make the same update, also with random numbers in it.
+        return seed
     number = tf.get_static_value(context.replica_id_in_sync_group)
     return seed if number == 0 else moved(seed, context.replica_id_in_sync_group)
 

@@ -21,6 +21,7 @@ CASES = (
     "a_log_that_is_none",
     "a_loss_in_a_layer_of_predictions",
     "logs_of_a_metric_that_the_model_does_not_list",
+    "random_numbers_in_an_update",
 )
 
 
