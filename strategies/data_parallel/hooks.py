@@ -30,6 +30,7 @@ from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, KerasHooks, Logs
 from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_normalization
+from tfdist.strategies.keras_hooks.replicas.own_values import of_first
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, entered
 from tfdist.strategies.keras_hooks.replicas.sent_dtypes import sent_as
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
@@ -109,6 +110,7 @@ class DataParallelHooks(KerasHooks):
             with entered(Replica(self._strategy, self.layout.local_index(), None)) as replica:
                 self._strategy.extended.check_same(shard)
                 outputs = step(at_least_one(shard))
+                metrics.of_first |= of_first(replica)
             assigned.update(replica.assigned)
             return none_without_examples(outputs, rows)
 

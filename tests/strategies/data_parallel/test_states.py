@@ -22,6 +22,9 @@ CASES = (
     "a_loss_in_a_layer_of_predictions",
     "logs_of_a_metric_that_the_model_does_not_list",
     "random_numbers_in_an_update",
+    "weights_that_a_step_draws",
+    "rows_that_a_step_draws",
+    "integers_that_depend_on_the_batch",
 )
 
 

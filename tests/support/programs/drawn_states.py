@@ -1,8 +1,11 @@
 """Cases of states.py: what a step draws at random, integers, and what is 0 in the first batch."""
 
+import random
+
 import keras
+import tensorflow as tf
 from keras import ops
-from state_cases import case, trained
+from state_cases import X, Y, case, results_of, trained
 
 
 class NoisyUpdates(keras.optimizers.SGD):
@@ -25,3 +28,85 @@ def random_numbers_in_an_update(scope):
             optimizer = NoisyUpdates(0.02)
         results[name] = trained(scope, lambda: [], optimizer=optimizer, **arguments)
     return results
+
+
+class AddsNoise(keras.Model):
+    """Its step adds noise to the weights, draws others, and looks up rows at random."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.table = keras.layers.Dense(1), keras.layers.Embedding(10, 2, embeddings_initializer="ones")
+        self.generator = keras.random.SeedGenerator(4)
+        self.direction = self.add_weight(shape=(3,), trainable=False, name="direction")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.square(self(x) - y))
+        weights = self.dense.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        for weight in weights:
+            weight.assign_add(0.05 * keras.random.normal(weight.shape, seed=self.generator))
+        self.direction.assign(keras.random.normal((3,), seed=self.generator))
+        return {"error": loss}
+
+
+@case
+def weights_that_a_step_draws(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = AddsNoise()
+        model.build((None, 4))
+        model.compile(keras.optimizers.SGD(0.02))
+    return results_of(model, model.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0).history["error"])
+
+
+class LooksUpAtRandom(AddsNoise):
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            rows = self.table(keras.random.randint((3,), 0, 10, seed=self.generator))
+            loss = ops.mean(data[1] ** 2) * ops.sum(ops.square(rows))
+        self.optimizer.apply(tape.gradient(loss, self.table.trainable_variables), self.table.trainable_variables)
+        return {"loss": loss}
+
+
+@case
+def rows_that_a_step_draws(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = LooksUpAtRandom()
+        model.build((None, 4))
+        model.table.build(None)
+        model.compile(keras.optimizers.SGD(1e-4))
+    model.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
+    return results_of(model, [])["differences"]  # Replicas draw their own.
+
+
+class KeepsIntegers(keras.layers.Layer):
+    """Keeps a number and a truth value of its first example."""
+
+    def build(self, shape):
+        self.first = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="first")
+        self.is_positive = self.add_weight(shape=(), dtype="bool", initializer="zeros", trainable=False, name="is_positive")
+        self.steps = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="steps")
+
+    def call(self, x, training=False):
+        if training:
+            self.first.assign(ops.cast(100 * x[0, 0], "int32"))
+            self.is_positive.assign(x[0, 0] > 0)
+            self.steps.assign_add(1)
+        return x
+
+
+@case
+def integers_that_depend_on_the_batch(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), KeepsIntegers(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.02), "mse")
+    model.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
+    values = [getattr(v.value, "values", [v.value]) for v in model.layers[0].variables]
+    return [[float(value) for value in (each[0], each[-1])] for each in values]
