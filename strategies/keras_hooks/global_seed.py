@@ -26,6 +26,7 @@ REPLICA_STRIDE = 15_485_863
 """Distance between the seeds of two replicas. Multiples of it are not those of the distance between two groups of hogwild."""
 
 _generators: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_cleared: weakref.WeakSet[Any] = weakref.WeakSet()  # Strategies whose next step gets another generator.
 
 
 def install() -> None:
@@ -33,15 +34,19 @@ def install() -> None:
     patches.GLOBAL_SEED_GENERATOR.patch(_global_seed_generator)
     patches.NEXT_SEED.patch(_next_seed)
     patches.OPERATION_SEEDS.patch(_operation_seeds)
+    patches.RESET_GRAPH.patch(_reset_graph)
 
 
 def prepare(strategy: tf.distribute.Strategy) -> None:
-    """Makes the generator of a strategy, once. Call it before a step is traced, in the main thread.
+    """Makes the generator of a strategy, once, and after `keras.utils.clear_session` another one, as Keras does.
+
+    Call it before a step is traced, in the main thread.
 
     The state of `random`, from which Keras draws the seed, stays as it is: other random numbers are those of one process.
     """
-    if strategy in _generators:
+    if strategy in _generators and strategy not in _cleared:
         return
+    _cleared.discard(strategy)
     state = random.getstate()
     with tf.init_scope(), strategy.scope():
         _generators[strategy] = keras.random.SeedGenerator()
@@ -90,6 +95,12 @@ def _operation_seeds(original: Callable[..., Any], op_seed: Any) -> Any:
         return None, None
     number = tf.get_static_value(context.replica_id_in_sync_group)
     return seeds[0], (seeds[1] + int(number) * REPLICA_STRIDE) % (2**31 - 1) if number else seeds[1]
+
+
+def _reset_graph(original: Callable[..., Any]) -> None:
+    """Is called by `clear_session`. A step that is traced before the next call of `fit` keeps the generator."""
+    original()
+    _cleared.update(_generators)
 
 
 def _global_seed_generator(original: Callable[..., Any]) -> Any:

@@ -85,6 +85,20 @@ def rows_that_a_step_draws(scope):
     return results_of(model, [])["differences"]  # Replicas draw their own.
 
 
+class Noise(keras.layers.Layer):
+    def call(self, x, training=False):
+        return x + keras.random.normal(ops.shape(x)) if training else x
+
+
+@case
+def numbers_without_a_seed_after_clear_session(scope):
+    losses = []
+    for _ in range(2):
+        keras.utils.clear_session()
+        losses += trained(scope, lambda: [Noise()], epochs=1)["losses"]
+    return losses[0] - losses[1]
+
+
 class KeepsIntegers(keras.layers.Layer):
     """Keeps a number and a truth value of its first example."""
 
