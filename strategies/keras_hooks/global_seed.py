@@ -104,7 +104,7 @@ def _reset_graph(original: Callable[..., Any]) -> None:
 
 
 def _global_seed_generator(original: Callable[..., Any]) -> Any:
-    if tf.executing_eagerly():
+    if tf.executing_eagerly() and replica_context.current() is None:
         return original()
     if (strategy := build_scope.strategy_in_own_loop()) is not None and strategy not in _generators:
         build_scope.outside_of_steps(strategy, lambda: prepare(strategy))

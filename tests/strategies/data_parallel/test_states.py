@@ -25,6 +25,7 @@ CASES = (
     "weights_that_a_step_draws",
     "rows_that_a_step_draws",
     "numbers_without_a_seed_after_clear_session",
+    "numbers_without_a_seed_in_a_step_that_runs_eagerly",
     "integers_that_depend_on_the_batch",
 )
 

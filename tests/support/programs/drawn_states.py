@@ -99,6 +99,19 @@ def numbers_without_a_seed_after_clear_session(scope):
     return losses[0] - losses[1]
 
 
+@case
+def numbers_without_a_seed_in_a_step_that_runs_eagerly(scope):
+    """One generator gives all of them: it is made once, and draws its seed from `random` then."""
+    states = []
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: states.append(random.getstate()))
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), Noise(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.02), "mse", run_eagerly=True)
+    model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0, callbacks=[callback])
+    return {"same": float(states[0] == states[1]), "differences": results_of(model, [])["differences"]}
+
+
 class KeepsIntegers(keras.layers.Layer):
     """Keeps a number and a truth value of its first example."""
 
