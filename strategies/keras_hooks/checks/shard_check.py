@@ -23,7 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.checks import examples_in_branches, metric_trial
+from tfdist.strategies.keras_hooks.checks import examples_in_branches, growth, metric_trial
 from tfdist.strategies.keras_hooks.checks.own_code import (
     has_own_code,
     has_own_loss,
@@ -133,6 +133,7 @@ class ShardCheck:
         self._names: Sequence[str | None] = ()  # Of what the step records.
         self._metrics: tuple[Sequence[Any], set[int]] = ((), set())  # Variables that it assigns; ids of settled ones.
         self._adding: Sequence[Any] = ()  # The layers of the losses that layers add.
+        self._growths: Sequence[float | None] = ()  # Of what it adds to these variables, and of these losses.
         self._integers: Sequence[str] = ()  # Variables of integers that it assigns, by their names.
         self._reads_replicas = self._has_weights = False
         self._traced: Any = None
@@ -243,16 +244,17 @@ class ShardCheck:
             pairs = zip(self._integers, a[1][end:], aa[1][end:], strict=True)
             outcome.integer = next((name for name, one, two in pairs if one != two), None)
         if end > updates:
-            growth = self._growth(function, joined(first, first), range(_DRAWS if is_random else 1), slice(updates, end))
+            tried = self._growth(function, joined(first, first), range(_DRAWS if is_random else 1), slice(updates, end))
+            times = [known if one is None else one for one, known in zip(tried, self._growths, strict=True)]
             compares = [bool(large(differences[[place]], norms[[place]], tolerance)) for place in range(updates, end)]
             counted = len(self._metrics[0])
-            outcome.sums = sums_among(self._adding, growth[counted:], compares[counted:])
-            growth, compares = growth[:counted], compares[:counted]
+            outcome.sums = sums_among(self._adding, times[counted:], compares[counted:])
+            times, compares = times[:counted], compares[:counted]
             if not is_random:  # A sum grows to twice as much, a mean not at all.
-                odd = (g is not None and min(abs(g - 1), abs(g - 2)) > 2 * tolerance for g in growth)
+                odd = (g is not None and min(abs(g - 1), abs(g - 2)) > 2 * tolerance for g in times)
                 compares = [one or other for one, other in zip(compares, odd, strict=True)]
             told = outcome.what is not None
-            outcome.metrics.look_at(*self._metrics, [False] * counted if told else compares, growth)
+            outcome.metrics.look_at(*self._metrics, [False] * counted if told else compares, times)
         return outcome
 
     def _what_compares(self) -> str:
@@ -359,6 +361,7 @@ class ShardCheck:
                 self._names = [name for name, _ in recorded]
                 self._metrics = [variable for variable, _ in counted], state.settled
                 self._adding = [layer for layer, _ in added]
+                self._growths = [growth.growth_of(value) for _, value in (*counted, *added)]
                 integers = [pair for pair in state.integers if pair[1].graph is state.graph] if self._trains else []
                 self._integers = [name for name, _ in integers]
                 self._reads_replicas = state.reads_replicas

@@ -75,7 +75,7 @@ def _is_for_each_example(loss: Any, rows: int | None) -> bool:
     while waiting:  # Where did its first dimension come from? A number for each class may be as long.
         operation = waiting.pop()
         seen.add(operation)
-        if (operation.type in _REDUCES and _removes_first(operation)) or len(seen) > _MOST_OPERATIONS:
+        if (operation.type in _REDUCES and removes_first(operation)) or len(seen) > _MOST_OPERATIONS:
             return False
         if operation.type not in _REDUCES:
             alike = (each for each in operation.inputs if each.shape.rank == loss.shape.rank and not is_fixed(each))
@@ -135,11 +135,12 @@ def is_fixed(value: Any) -> bool:
 def _is_along_examples(reduction: Any, rows: int | None) -> bool:
     """Returns whether a reduction removes the first dimension, and that is the dimension of the examples."""
     values = reduction.inputs[0]
-    is_of_batch = _removes_first(reduction) and values.shape[0] == rows and not is_fixed(values)
+    is_of_batch = removes_first(reduction) and values.shape[0] == rows and not is_fixed(values)
     return is_of_batch and not _is_reduced(values)
 
 
-def _removes_first(reduction: Any) -> bool:
+def removes_first(reduction: Any) -> bool:
+    """Returns whether a reduction removes the first dimension of its operand."""
     values, axes = reduction.inputs
     axes = tf.get_static_value(axes)
     return bool(values.shape.rank) and axes is not None and any(axis in (0, -values.shape.rank) for axis in axes.reshape(-1))
@@ -149,7 +150,7 @@ def _is_reduced(values: Any) -> bool:
     """Returns whether an operation with one operand removed the examples before, as in a sum of means over the examples."""
     for _ in range(_MOST_OPERATIONS):
         operation = values.op
-        if operation.type in _REDUCES and _removes_first(operation):
+        if operation.type in _REDUCES and removes_first(operation):
             return True
         operands = [value for value in operation.inputs if not is_fixed(value)]
         if len(operands) != 1:

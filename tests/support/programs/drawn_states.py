@@ -3,9 +3,10 @@
 import random
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import ops
-from state_cases import X, Y, case, results_of, trained
+from state_cases import N, X, Y, case, results_of, trained
 
 
 class NoisyUpdates(keras.optimizers.SGD):
@@ -137,3 +138,47 @@ def integers_that_depend_on_the_batch(scope):
     model.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
     values = [getattr(v.value, "values", [v.value]) for v in model.layers[0].variables]
     return [[float(value) for value in (each[0], each[-1])] for each in values]
+
+
+class Adds(keras.metrics.Metric):
+    """Adds a number of a batch, and counts the batches."""
+
+    def __init__(self, number, name):
+        super().__init__(name=name)
+        self.number = number
+        self.total, self.batches = (self.add_variable((), "zeros", name=each) for each in ("total", "batches"))
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(self.number(ops.cast(y_true > 0.5, "float32")))
+        self.batches.assign_add(1.0)
+
+    def result(self):
+        return self.total / (self.batches + 1e-7)
+
+
+class AddsSum(keras.layers.Layer):
+    """Adds a sum over the examples as a loss, with a weight that is 0 at first."""
+
+    def build(self, shape):
+        self.factor = self.add_weight(shape=(), initializer="zeros", trainable=False, name="factor")
+
+    def call(self, x):
+        self.add_loss(self.factor * ops.sum(ops.square(x)))
+        return x
+
+
+@case
+def what_is_zero_in_the_first_batch(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), AddsSum(), keras.layers.Dense(1)])
+        metrics = [Adds(ops.mean, "mean_of_batch"), Adds(ops.sum, "sum_over_examples")]
+        model.compile(keras.optimizers.SGD(0.02), "mse", metrics=metrics)
+
+    def raise_factor(epoch, logs):
+        model.layers[1].factor.assign(0.01 * epoch)
+
+    y = np.where(np.arange(N)[:, None] < 20, 0, Y)
+    callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=raise_factor)]
+    history = model.fit(X, y, batch_size=10, epochs=3, shuffle=False, verbose=0, callbacks=callbacks).history
+    return {**history, **results_of(model, [])}
