@@ -182,3 +182,26 @@ def what_is_zero_in_the_first_batch(scope):
     callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=raise_factor)]
     history = model.fit(X, y, batch_size=10, epochs=3, shuffle=False, verbose=0, callbacks=callbacks).history
     return {**history, **results_of(model, [])}
+
+
+class AddsSumsInTraining(keras.Sequential):
+    """Its metric gets sums over the examples in training, and means in tests."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.error.update_state(ops.sum(ops.square(self(data[0]) - data[1])))
+        return {**logs, "error": self.error.result()}
+
+    def test_step(self, data):
+        self.error.update_state(ops.mean(ops.square(self(data[0]) - data[1])))
+        return {"error": self.error.result()}
+
+
+@case
+def a_metric_that_gets_sums_in_training_and_means_in_tests(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = AddsSumsInTraining([keras.Input((4,)), keras.layers.Dense(1)])
+        model.error = keras.metrics.Mean(name="error")
+        model.compile(keras.optimizers.SGD(0.02), "mse")
+    return model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0, validation_data=(X, Y)).history
