@@ -23,7 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.checks import examples_in_branches, growth, metric_trial
+from tfdist.strategies.keras_hooks.checks import examples_in_branches, growth, metric_trial, update_sources
 from tfdist.strategies.keras_hooks.checks.own_code import (
     has_own_code,
     has_own_loss,
@@ -135,6 +135,7 @@ class ShardCheck:
         self._adding: Sequence[Any] = ()  # The layers of the losses that layers add.
         self._growths: Sequence[float | None] = ()  # Of what it adds to these variables, and of these losses.
         self._integers: Sequence[str] = ()  # Variables of integers that it assigns, by their names.
+        self._shown: str | None = None  # What the operations of its updates show.
         self._reads_replicas = self._has_weights = False
         self._traced: Any = None
 
@@ -236,6 +237,7 @@ class ShardCheck:
             else:
                 changed = large((aa[0] - a[0])[:updates], ((aa[1] + a[1]) / 2)[:updates], tolerance, least)
                 outcome.what = self._what_is_no_mean(changed, nodes)
+            outcome.what = outcome.what or self._shown
             arguments = sum(leaf is not None for leaf in tf.nest.flatten(first))
             if outcome.what is None and not as_means and examples_in_branches.decides_by_examples(function, arguments):
                 self._warn_of(examples_in_branches.REASON)
@@ -362,6 +364,7 @@ class ShardCheck:
                 self._metrics = [variable for variable, _ in counted], state.settled
                 self._adding = [layer for layer, _ in added]
                 self._growths = [growth.growth_of(value) for _, value in (*counted, *added)]
+                self._shown = update_sources.what_shows(recorded, self._model)
                 integers = [pair for pair in state.integers if pair[1].graph is state.graph] if self._trains else []
                 self._integers = [name for name, _ in integers]
                 self._reads_replicas = state.reads_replicas

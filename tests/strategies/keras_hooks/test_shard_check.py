@@ -32,6 +32,8 @@ WARNED = {
     "an_optimizer_that_changes_gradients": "Let Signs change them in update_step, which gets their sum over the replicas",
     "a_regularizer_that_compares_examples": ONE_BY_ONE,
     "an_average_that_the_step_uses": ONE_BY_ONE,
+    "a_step_that_computes_with_its_metric": "an update depends on the result of the metric so_far, and every replica counts",
+    "noise_on_its_gradients": "it adds random numbers to its gradients. Every replica draws its own",
     "batch_normalization": "BatchNormalization (bn) normalizes each replica's part",
 }
 UNCHECKED = {

@@ -1,6 +1,7 @@
 """Models of shared_batches.py with losses that compare examples, or do not: of the user's, of layers and of Keras."""
 
 import keras
+import tensorflow as tf
 from keras import layers, ops
 from shared_models import case, cross_entropies, similarities, small
 
@@ -167,4 +168,44 @@ def a_mask():
 def a_loss_that_compares_examples_and_is_one_number():
     model = small(name="a_loss_that_compares_examples_and_is_one_number")
     model.compile("sgd", lambda y, z: ops.mean(cross_entropies(similarities(z))))
+    return model
+
+
+class ReadsItsMetric(keras.Sequential):
+    """Trains by how much larger a loss is than those before."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean((self(x) - y) ** 2)
+            self.tracker.update_state(loss)
+            relative = loss / (1.0 + self.tracker.result())
+        self.optimizer.apply(tape.gradient(relative, self.trainable_variables), self.trainable_variables)
+        return {"loss": self.tracker.result()}
+
+
+@case
+def a_step_that_computes_with_its_metric():
+    model = ReadsItsMetric([keras.Input((6,)), layers.Dense(1)], name="a_step_that_computes_with_its_metric")
+    model.tracker = keras.metrics.Mean(name="so_far")
+    model.compile("sgd")
+    return model
+
+
+class AddsNoise(keras.Sequential):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean((self(x) - y) ** 2)
+        weights = self.trainable_variables
+        gradients = [each + 0.1 * keras.random.normal(each.shape, seed=self.noise) for each in tape.gradient(loss, weights)]
+        self.optimizer.apply(gradients, weights)
+        return {"loss": loss}
+
+
+@case
+def noise_on_its_gradients():
+    model = AddsNoise([keras.Input((6,)), layers.Dense(1)], name="noise_on_its_gradients")
+    model.noise = keras.random.SeedGenerator(1)
+    model.compile("sgd")
     return model
