@@ -218,8 +218,8 @@ class ShardCheck:
             function = self._traced = self._function(first, as_means)
         nodes, updates = nodes_of(function), len(self._names)
         if changes := changing_operations(nodes):
-            if self._trains and self._warns and updates and not as_means:
-                self._warn_of(what_changes(function, changes))
+            if self._trains and self._warns and not as_means:
+                self._warn_of(what_changes(function, changes, updates))
             return None
         differences, norms, aa = compared(function, first, second, self._has_weights)
         a = [value.numpy() for value in function(first, tf.constant(0))]

@@ -39,6 +39,7 @@ WARNED = {
 UNCHECKED = {
     "random_numbers_without_a_seed": "it draws random numbers that no seed fixes (RandomStandardNormal)",
     "a_branch_by_the_batch": "by a value that it computes from the examples of the batch",
+    "an_update_without_apply": "it changes variables itself, not by the apply of an optimizer",
     "a_variable_of_tensorflow": "it assigns the tf.Variable queue, of which every replica keeps its own value",
 }
 EQUAL = (

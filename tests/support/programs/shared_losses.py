@@ -192,6 +192,24 @@ def a_step_that_computes_with_its_metric():
     return model
 
 
+class UpdatesItself(keras.Sequential):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean((self(x) - y) ** 2)
+        for gradient, weight in zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True):
+            self.optimizer.update_step(gradient, weight, self.optimizer.learning_rate)
+        return {"loss": loss}
+
+
+@case
+def an_update_without_apply():
+    model = UpdatesItself([keras.Input((6,)), layers.Dense(1)], name="an_update_without_apply")
+    model.compile(keras.optimizers.SGD(0.01))
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
 class AddsNoise(keras.Sequential):
     def train_step(self, data):
         x, y = data
