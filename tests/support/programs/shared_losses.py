@@ -210,6 +210,17 @@ def an_update_without_apply():
     return model
 
 
+def centered_error(y_true, y_pred):
+    return ops.abs(y_true - y_pred + ops.mean(y_pred) ** 2)[:, 0]
+
+
+@case
+def a_metric_function_that_compares_examples():
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(1)], name="a_metric_function_that_compares_examples")
+    model.compile("sgd", "mse", metrics=[centered_error])
+    return model
+
+
 class AddsNoise(keras.Sequential):
     def train_step(self, data):
         x, y = data
