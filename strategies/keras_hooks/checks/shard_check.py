@@ -87,7 +87,7 @@ class _Outcome:
         metrics: what is to be said of the metrics.
         is_known: whether the step was tried out.
         what: why replicas compute another update than one process; None if they do not, or on a task that does not log it.
-        integer: the name of a variable of integers that counts examples; None if there is none.
+        integer: the name of a variable of integers or truth values that depends on the examples; None if there is none.
         sums: the ids of layers that add sums over the examples as losses.
     """
 
@@ -134,7 +134,7 @@ class ShardCheck:
         self._metrics: tuple[Sequence[Any], set[int]] = ((), set())  # Variables that it assigns; ids of settled ones.
         self._adding: Sequence[Any] = ()  # The layers of the losses that layers add.
         self._growths: Sequence[float | None] = ()  # Of what it adds to these variables, and of these losses.
-        self._integers: Sequence[str] = ()  # Variables of integers that it assigns, by their names.
+        self._integer: str | None = None  # See `_Outcome`.
         self._shown: str | None = None  # What the operations of its updates show.
         self._reads_replicas = self._has_weights = False
         self._traced: Any = None
@@ -241,11 +241,8 @@ class ShardCheck:
             arguments = sum(leaf is not None for leaf in tf.nest.flatten(first))
             if outcome.what is None and not as_means and examples_in_branches.decides_by_examples(function, arguments):
                 self._warn_of(examples_in_branches.REASON)
-        end = len(norms) - len(self._integers)
-        if self._integers:  # Each by itself: they may be large beside updates.
-            pairs = zip(self._integers, a[1][end:], aa[1][end:], strict=True)
-            outcome.integer = next((name for name, one, two in pairs if one != two), None)
-        if end > updates:
+        outcome.integer = self._integer
+        if (end := len(norms)) > updates:
             tried = self._growth(function, joined(first, first), range(_DRAWS if is_random else 1), slice(updates, end))
             times = [known if one is None else one for one, known in zip(tried, self._growths, strict=True)]
             compares = [bool(large(differences[[place]], norms[[place]], tolerance)) for place in range(updates, end)]
@@ -365,10 +362,9 @@ class ShardCheck:
                 self._adding = [layer for layer, _ in added]
                 self._growths = [growth.growth_of(value) for _, value in (*counted, *added)]
                 self._shown = update_sources.what_shows(recorded, self._model)
-                integers = [pair for pair in state.integers if pair[1].graph is state.graph] if self._trains else []
-                self._integers = [name for name, _ in integers]
+                self._integer = next(iter(state.integers), None) if self._trains else None
                 self._reads_replicas = state.reads_replicas
-                return summary([value for _, value in (*recorded, *counted, *added, *integers)])
+                return summary([value for _, value in (*recorded, *counted, *added)])
 
         signature = mapped(lambda v: tf.TensorSpec([None, *v.shape[1:]], v.dtype), example)
         return tf.function(trial, autograph=False).get_concrete_function(signature, tf.TensorSpec([], tf.int32))

@@ -34,6 +34,7 @@ WARNED = {
     "an_average_that_the_step_uses": ONE_BY_ONE,
     "a_step_that_computes_with_its_metric": "an update depends on the result of the metric so_far, and every replica counts",
     "noise_on_its_gradients": "it adds random numbers to its gradients. Every replica draws its own",
+    "a_truth_value_of_an_example": "last something that is no mean over the examples",
     "batch_normalization": "BatchNormalization (bn) normalizes each replica's part",
 }
 UNCHECKED = {

@@ -238,3 +238,23 @@ def noise_on_its_gradients():
     model.noise = keras.random.SeedGenerator(1)
     model.compile("sgd")
     return model
+
+
+class KeepsAnExample(keras.layers.Layer):
+    """Keeps whether the first feature of the last example is positive, and counts steps."""
+
+    def build(self, shape):
+        self.steps = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="steps")
+        self.last = self.add_weight(shape=(), dtype="bool", initializer="zeros", trainable=False, name="last")
+
+    def call(self, x):
+        self.steps.assign_add(1)
+        self.last.assign(x[-1, 0] > 0)
+        return x
+
+
+@case
+def a_truth_value_of_an_example():
+    model = keras.Sequential([keras.Input((6,)), KeepsAnExample(), layers.Dense(1)], name="a_truth_value_of_an_example")
+    model.compile("sgd", "mse")
+    return model
