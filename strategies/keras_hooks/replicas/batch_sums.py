@@ -63,12 +63,14 @@ def _sum_added_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
 
 
 def _is_for_each_example(loss: Any, rows: int | None) -> bool:
-    """Returns whether a tensor of a function that is traced surely has a row for each example.
+    """Returns whether a tensor surely has a row for each example; one of a step that runs eagerly, as many rows as examples.
 
     Args:
         loss: the tensor.
         rows: the number of examples; None if it is not known while the function is traced.
     """
+    if tf.executing_eagerly():  # There are no operations to look at.
+        return isinstance(loss, tf.Tensor) and bool(loss.shape.rank) and loss.shape[0] == rows
     if not tf.is_symbolic_tensor(loss) or not loss.shape.rank or loss.shape[0] != rows or is_fixed(loss):
         return False
     seen, waiting = set(), [loss.op]
