@@ -205,7 +205,7 @@ class ModelBackup:
                 model.name,
             )
             self._found = None
-        values = callback_states.states([history])[0]["History-1"]
+        (values,) = callback_states.states([history])[0].values()  # A subclass has another name.
         states = callback_states.states(each for each in self._callbacks if each is not history)[0]
         self._progress.finished_fits = [*self._progress.finished_fits, [values["epoch"], values["history"], states]]
         self._progress.finished = True

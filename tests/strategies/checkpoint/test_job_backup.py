@@ -20,6 +20,7 @@ from tfdist.errors import ClusterError
 from tfdist.strategies.checkpoint import data_position, generations, job_backup, memory_file, strategy_state
 from tfdist.strategies.checkpoint.backup_file import Arrays, BackupFile, Progress
 from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
+from tfdist.strategies.checkpoint.fit_start import FitStart
 from tfdist.strategies.checkpoint.model_backup import ModelBackup
 
 X = np.random.default_rng(1).random((50, 3), "float32")
@@ -253,6 +254,22 @@ def test_a_backup_of_another_fit_is_left_alone(program, caplog):
     assert program("interrupted", "epoch", data, killed_after=19) is None
     assert program("interrupted", "epoch", data, epochs=3) == program("whole", "epoch", data, epochs=3)
     assert "of a fit with epochs=5, initial_epoch=0, and this one has epochs=3, initial_epoch=0: it begins anew" in caplog.text
+
+
+class Losses(keras.callbacks.History):
+    """Keras returns it from `fit` in place of its own."""
+
+
+def test_a_history_of_a_class_of_the_users_own_is_saved(tmp_path):
+    backup = ModelBackup(BackupFile(tf.distribute.get_strategy(), str(tmp_path / "model-1")), None)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    history = model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0, callbacks=[Losses()])
+    assert isinstance(history, Losses)
+    backup.begin(FitStart(1, 0))
+    backup.end(model, history)
+    assert backup.wait()
+    assert backup._file.progress().finished_fits[0][:2] == [[0], history.history]
 
 
 @pytest.mark.parametrize("is_exact", [True, False])
