@@ -36,6 +36,7 @@ from tfdist.strategies.keras_hooks.checks.own_code import (
 from tfdist.strategies.keras_hooks.checks.step_trial import (
     LEAST_CHANGE,
     LEAST_NORM,
+    assigned_variables,
     changing_operations,
     compared,
     count,
@@ -220,6 +221,8 @@ class ShardCheck:
         if changes := changing_operations(nodes):
             if self._trains and self._warns and not as_means:
                 self._warn_of(what_changes(function, changes, updates))
+            elif self._warns and not self._trains and (names := assigned_variables(function)):
+                self._warn_of_tests(names[0])
             return None
         differences, norms, aa = compared(function, first, second, self._has_weights)
         a = [value.numpy() for value in function(first, tf.constant(0))]
@@ -330,6 +333,16 @@ class ShardCheck:
             "to which every example of a batch adds its own part, for %d replicas share each batch",
             *(self._model.name, type(self._model).__name__, what, self._replicas),
         )
+
+    def _warn_of_tests(self, variable: str) -> None:
+        """Logs a warning, once for each model, that a metric has a variable of TensorFlow."""
+        if is_first_warning(self._model, variable):
+            _log.warning(
+                "evaluate of %s (%s) may differ from that in one process, because %d replicas share each batch: a metric or "
+                "layer assigns the tf.Variable %s, of which every replica keeps its own, and the first one's counts. Make it "
+                "with add_variable",
+                *(self._model.name, type(self._model).__name__, self._replicas, variable),
+            )
 
     def _warn(self, what: str) -> None:
         if is_first_warning(self._model, what):

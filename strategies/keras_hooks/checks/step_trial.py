@@ -235,7 +235,7 @@ def what_changes(function: Any, changes: set[str], updates: int) -> str:
             "Call apply, or assign variables of Keras (add_weight, keras.Variable): after each step the replicas get the mean "
             "of what they have assigned"
         )
-    if names := _assigned_variables(function):
+    if names := assigned_variables(function):
         return (
             f"it assigns the tf.Variable {names[0]}, of which every replica keeps its own value. Make it with "
             "add_weight or keras.Variable: after each step the replicas get the mean of what they have assigned"
@@ -245,7 +245,7 @@ def what_changes(function: Any, changes: set[str], updates: int) -> str:
     return f"it runs {', '.join(sorted(changes))}"
 
 
-def _assigned_variables(function: Any) -> list[str]:
+def assigned_variables(function: Any) -> list[str]:
     """Returns the names of the variables that a traced function assigns in operations of its own."""
     handles = {id(inner): outer for outer, inner in function.graph.captures}
     names = {id(variable.handle): variable.name for variable in function.graph.variables}

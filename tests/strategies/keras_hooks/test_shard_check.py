@@ -43,6 +43,9 @@ UNCHECKED = {
     "an_update_without_apply": "it changes variables itself, not by the apply of an optimizer",
     "a_variable_of_tensorflow": "it assigns the tf.Variable queue, of which every replica keeps its own value",
 }
+TESTS = {
+    "evaluate_with_a_variable_of_tensorflow": "a metric or layer assigns the tf.Variable its_total, of which every replica keeps its own",
+}
 METRICS = {
     "a_metric_function_that_compares_examples": "what an example adds to the metric centered_error depends on the other examples",
 }
@@ -65,7 +68,7 @@ EQUAL = (
 FEW = ("contrastive", "sharpness_aware", "a_sum_of_the_examples", "a_mean_of_the_examples", "batch_normalization")
 
 GROUPS = "cluster { nworker_groups: 2 nworkers_per_group: 2 nserver_groups: 1 nservers_per_group: 1 }"
-ALL_STEPS = (*WARNED, *UNCHECKED, *METRICS, *EQUAL)
+ALL_STEPS = (*WARNED, *UNCHECKED, *METRICS, *TESTS, *EQUAL)
 CLUSTERS = {
     "mirrored": ("cluster { nworkers_per_group: 2 nworkers_per_procs: 2 }", ALL_STEPS),
     "multi_worker_mirrored": ("cluster { nworkers_per_group: 2 }", ALL_STEPS if selection.ALL else FEW),
@@ -108,6 +111,12 @@ def test_metrics_that_differ_are_named(messages):
     for name in METRICS.keys() & messages.keys():
         (message,) = messages[name]
         assert message.startswith(f"a metric of {name} (") and METRICS[name] in message
+
+
+def test_evaluations_that_differ_are_named(messages):
+    for name in TESTS.keys() & messages.keys():
+        (message,) = messages[name]
+        assert message.startswith(f"evaluate of {name} (") and TESTS[name] in message
 
 
 def test_other_steps_are_not(messages):

@@ -258,3 +258,25 @@ def a_truth_value_of_an_example():
     model = keras.Sequential([keras.Input((6,)), KeepsAnExample(), layers.Dense(1)], name="a_truth_value_of_an_example")
     model.compile("sgd", "mse")
     return model
+
+
+class OfTensorFlow(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="of_tensorflow")
+        self.total = tf.Variable(0.0, trainable=False, name="its_total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(tf.reduce_sum(tf.abs(y_true - y_pred)))
+
+    def result(self):
+        return tf.identity(self.total)
+
+    def reset_state(self):
+        self.total.assign(0.0)
+
+
+@case
+def evaluate_with_a_variable_of_tensorflow():
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(1)], name="evaluate_with_a_variable_of_tensorflow")
+    model.compile("sgd", "mse", metrics=[OfTensorFlow()])
+    return model
