@@ -25,6 +25,9 @@ from tfdist.strategies.private_api import patches
 REPLICA_STRIDE = 15_485_863
 """Distance between the seeds of two replicas. Multiples of it are not those of the distance between two groups of hogwild."""
 
+_UPDATE_SEED = random.SystemRandom().getrandbits(31)
+"""TensorFlow's seed for updates, if the program has set none. Replicas of several tasks always have one."""
+
 _generators: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _cleared: weakref.WeakSet[Any] = weakref.WeakSet()  # Strategies whose next step gets another generator.
 
@@ -88,13 +91,26 @@ def _operation_seeds(original: Callable[..., Any], op_seed: Any) -> Any:
     its own.
     """
     seeds = original(op_seed)
-    context = tf.distribute.get_replica_context()
+    context, replica = tf.distribute.get_replica_context(), replica_context.with_share()
+    is_update = replica is not None and replica.reduced and hasattr(hooks_of(replica.strategy), "layout")
+    if replica is not None and is_update and not tf.executing_eagerly():  # All replicas make the same one.
+        return _seeds_of_update(replica, seeds[0], op_seed)
     if None in seeds or context is None or hooks_of(context.strategy) is None or replica_context.is_trial():
         return seeds
     if len(getattr(context.strategy, "worker_groups", ())) > 1:
         return None, None
     number = tf.get_static_value(context.replica_id_in_sync_group)
     return seeds[0], (seeds[1] + int(number) * REPLICA_STRIDE) % (2**31 - 1) if number else seeds[1]
+
+
+def _seeds_of_update(replica: Any, seed: int | None, op_seed: int | None) -> tuple[int, int]:
+    """Returns the seeds of an operation in the update of a replica: by its number, which is the same on all replicas.
+
+    TensorFlow would take the number of operations in the graph, in which one replica comes after the other.
+    """
+    replica.drawn += 1
+    number = 2 * replica.drawn + replica.may_be_empty  # Small batches have a function of their own.
+    return _UPDATE_SEED if seed is None else seed, number if op_seed is None else op_seed
 
 
 def _reset_graph(original: Callable[..., Any]) -> None:

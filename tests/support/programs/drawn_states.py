@@ -21,9 +21,17 @@ class NoisyUpdates(keras.optimizers.SGD):
         self.assign_add(variable, 0.01 * keras.random.normal(variable.shape, seed=self.generator))
 
 
+class NoisyUpdatesOfTensorFlow(keras.optimizers.SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient, variable, learning_rate)
+        self.assign_add(variable, 0.01 * tf.random.normal(variable.shape))
+
+
 @case
 def random_numbers_in_an_update(scope):
-    results = {}
+    with scope():
+        optimizer = NoisyUpdatesOfTensorFlow(0.02)
+    results = {"of TensorFlow": trained(scope, lambda: [], optimizer=optimizer)["differences"]}
     for name, arguments in {"compiled": {}, "eager": {"run_eagerly": True}}.items():
         with scope():
             optimizer = NoisyUpdates(0.02)
