@@ -42,7 +42,7 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
     metric_sums.check(replica, variable, value)
     replica.assigned[id(variable)] = variable
     own_values.note(replica, variable, value)
-    value = metric_trial.counted(replica, variable, value)
+    value = own_values.mean_of_rate(replica, variable, metric_trial.counted(replica, variable, value))
     if (local := own_values.mean_to_come(replica, variable)) is not None:
         return local.assign(tf.cast(value, local.dtype))
     return original(variable, value)

@@ -40,6 +40,28 @@ def mean_to_come(replica: Replica, variable: Any) -> Any:
     return _local(replica, variable) if is_of_replicas and hasattr(hooks_of(replica.strategy), "layout") else None
 
 
+def mean_of_rate(replica: Replica, variable: Any, value: Any) -> Any:
+    """Returns what all replicas assign to a learning rate that the step computes from its batch: the mean.
+
+    The update that follows reads it, and TensorFlow would take the value of the first replica. Other values stay as they are.
+
+    Args:
+        replica: the current replica.
+        variable: the Keras variable.
+        value: what the step assigns.
+    """
+    is_rate = (variable.name, variable.aggregation) == ("learning_rate", "only_first_replica")
+    is_taken = is_rate and not replica.reduced and replica.share is not None and replica.postponed is None
+    if not is_taken or not hasattr(hooks_of(replica.strategy), "layout"):
+        return value
+    is_eager = tf.executing_eagerly()
+    if not is_eager and (replica.graph is not tf.compat.v1.get_default_graph() or not has_own_value(replica, id(variable))):
+        return value
+    share = tf.cast(replica.share, tf.float64)
+    total, whole = all_reduce_sum([tf.cast(value, tf.float64) * share, share])
+    return tf.cast(tf.math.divide_no_nan(total, whole), variable.dtype)
+
+
 def take_means(replica: Replica, variables: Any) -> None:
     """Gives variables that an optimizer is about to update the mean of what the replicas have assigned. All have to call it.
 

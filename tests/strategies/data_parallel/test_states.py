@@ -24,6 +24,7 @@ CASES = (
     "random_numbers_in_an_update",
     "weights_that_a_step_draws",
     "rows_that_a_step_draws",
+    "a_learning_rate_by_the_batch",
     "numbers_without_a_seed_after_clear_session",
     "numbers_without_a_seed_in_a_step_that_runs_eagerly",
     "integers_that_depend_on_the_batch",

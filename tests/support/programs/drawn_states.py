@@ -94,6 +94,31 @@ def rows_that_a_step_draws(scope):
     return results_of(model, [])["differences"]  # Replicas draw their own.
 
 
+class RatesByLosses(keras.Sequential):
+    """Sets its learning rate by the loss of the batch."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.square(self(x) - y))
+        self.optimizer.learning_rate.assign(0.001 * loss)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"error": loss}
+
+
+@case
+def a_learning_rate_by_the_batch(scope):
+    results = {}
+    for name, arguments in {"compiled": {}, "eager": {"run_eagerly": True}}.items():
+        with scope():
+            keras.utils.set_random_seed(1)
+            model = RatesByLosses([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.Adam(0.02), **arguments)
+        model.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0)
+        results[name] = [results_of(model, []), float(ops.convert_to_numpy(model.optimizer.learning_rate))]
+    return results
+
+
 class Noise(keras.layers.Layer):
     def call(self, x, training=False):
         return x + keras.random.normal(ops.shape(x)) if training else x
