@@ -205,7 +205,7 @@ class ModelBackup:
                 model.name,
             )
             self._found = None
-        values = callback_states.states([history])[0]["History-1"]
+        (values,) = callback_states.states([history])[0].values()  # A subclass has another name.
         states = callback_states.states(each for each in self._callbacks if each is not history)[0]
         self._progress.finished_fits = [*self._progress.finished_fits, [values["epoch"], values["history"], states]]
         self._progress.finished = True
@@ -253,6 +253,10 @@ class ModelBackup:
         Returns:
             False if the epoch is about to end, which saves.
         """
+        if (
+            model.stop_training
+        ):  # Keras makes no more steps, and a backup within the epoch would have the next process make them.
+            return False
         hooks = hooks_of(model.distribute_strategy)
         done = batches if hooks is None else hooks.batches_done(model, batches)
         position = _position()

@@ -15,6 +15,7 @@ from tfdist.strategies.keras_hooks import global_seed
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimizers, with_inner
 from tfdist.strategies.keras_hooks.trainer import has_own_call, mark_as_built
+from tfdist.strategies.private_api import GLOBAL_SEED_GENERATOR, keras_global_state, seed_generator_module
 
 _log = logging.getLogger("tfdist")
 
@@ -171,6 +172,8 @@ def seeds(model: Any) -> list[Any]:
 
 def set_seeds(model: Any, values: list[Any]) -> None:
     """Sets what `seeds` returned, as far as the model has as many."""
+    if hooks_of(model.distribute_strategy) is None and len(values) > len(_seed_variables(model)):
+        seed_generator_module.global_seed_generator()  # Keras makes it in the first step that draws from it.
     for variable, value in zip(_seed_variables(model), values, strict=False):
         variable.assign(value)
 
@@ -198,9 +201,8 @@ def set_own_variables(model: Any, values: list[Any]) -> None:
 
 
 def _own_variables(model: Any) -> list[Any]:
-    losses = [each for each in tf.nest.flatten(getattr(model, "loss", None)) if isinstance(each, keras.losses.Loss)]
     found: dict[int, Any] = {
-        id(each): each for loss in losses for each in vars(loss).values() if isinstance(each, keras.Variable)
+        id(each): each for loss in _losses(model) for each in vars(loss).values() if isinstance(each, keras.Variable)
     }
     for layer in model._flatten_layers():
         for attribute in vars(layer).values():
@@ -223,4 +225,15 @@ def _seed_variables(model: Any) -> list[Any]:
     if hasattr(strategy, "training_state"):
         return []
     found = {id(v): v for v in model.variables if v.name == "seed_generator_state"}
-    return [*found.values(), *global_seed.state_of(strategy)]
+    common = global_seed.state_of(strategy)
+    if hooks_of(strategy) is None:
+        own = keras_global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+        common = [] if own is None else [own.state]
+    optimizers = [each for held in held_optimizers(model) for each in with_inner(held)]
+    values = (value for each in (*optimizers, *_losses(model)) for value in vars(each).values())
+    others = {id(value.state): value.state for value in values if isinstance(value, keras.random.SeedGenerator)}
+    return [*found.values(), *common, *(state for key, state in others.items() if key not in found)]
+
+
+def _losses(model: Any) -> list[Any]:
+    return [each for each in tf.nest.flatten(getattr(model, "loss", None)) if isinstance(each, keras.losses.Loss)]

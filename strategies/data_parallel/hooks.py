@@ -30,6 +30,7 @@ from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, KerasHooks, Logs
 from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_normalization
+from tfdist.strategies.keras_hooks.replicas.own_values import of_first
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, entered
 from tfdist.strategies.keras_hooks.replicas.sent_dtypes import sent_as
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
@@ -69,11 +70,12 @@ class DataParallelHooks(KerasHooks):
         loop = TrainingLoop(self._strategy, self.layout, model, step, check, self._note_batch, self._agree(model, step))
         return self._together(loop)
 
-    def _note_batch(self, loop: TrainingLoop, batch: Any) -> None:
+    def _note_batch(self, owner: Any, batch: Any) -> None:
+        """Notes a batch that the program itself has given to a call, to be compared as long as `owner` exists."""
         if self._calls is not None:
             first = self._calls.first_batch()
             first.note(batch)
-            self._first_batches.append((weakref.ref(loop), first))
+            self._first_batches.append((weakref.ref(owner), first))
 
     def _agree(self, model: Any, step: Callable[..., Any]) -> Callable[[str], None] | None:
         """Returns what compares the steps of the tasks that run eagerly; None for Keras' own step, which always updates."""
@@ -104,11 +106,13 @@ class DataParallelHooks(KerasHooks):
         metrics = ReplicaMetrics(self._strategy, self.layout, model, model.predict_step)
         assigned: dict[int, Any] = {}  # Keras variables that the step assigns, by id.
         is_first = True  # Whether the function has not been called yet.
+        is_noted = False  # Whether a batch of `predict_on_batch` is.
 
         def on_replica(shard: Any, rows: Any) -> Any:
             with entered(Replica(self._strategy, self.layout.local_index(), None)) as replica:
                 self._strategy.extended.check_same(shard)
                 outputs = step(at_least_one(shard))
+                metrics.of_first |= of_first(replica)
             assigned.update(replica.assigned)
             return none_without_examples(outputs, rows)
 
@@ -121,7 +125,10 @@ class DataParallelHooks(KerasHooks):
         function = on_batch if model.run_eagerly else tf.function(on_batch, reduce_retracing=True, autograph=False)
 
         def predict(batches: list[Any]) -> Any:
-            nonlocal is_first
+            nonlocal is_first, is_noted
+            if not is_noted and not is_distributed(batches[0]):
+                is_noted = True
+                self._note_batch(metrics, as_tensors(batches[0]))
             shards_and_rows = [self._shards_and_rows(batch) for batch in batches]
             if is_first:
                 shard = tf.nest.map_structure(lambda v: self._strategy.experimental_local_results(v)[0], shards_and_rows[0][0])

@@ -21,6 +21,7 @@ class ReplicaMetrics:
 
     Attributes:
         returns_metrics: whether the logs of the step are exactly the results of the metrics, so that nothing else is reduced.
+        of_first: the ids of the variables that steps assign of which the value of the first replica counts (own_values.py).
     """
 
     def __init__(self, strategy: Any, layout: Layout, model: Any, step: Callable[..., Any]) -> None:
@@ -28,6 +29,7 @@ class ReplicaMetrics:
         self._layout = layout
         self._model = model
         own_step = getattr(step, "__func__", None) in (TensorFlowTrainer.train_step, TensorFlowTrainer.test_step)
+        self.of_first: set[int] = set()
         self.returns_metrics = own_step and type(model).compute_metrics is keras.Model.compute_metrics
 
     def variables(self) -> list[Any]:
@@ -102,9 +104,12 @@ class ReplicaMetrics:
     def _local(self, variable: Any) -> Any:
         return self._strategy.experimental_local_results(variable.value)[self._layout.local_index()]
 
+    def _is_first(self) -> bool:
+        return self._layout.local_index() + self._layout.local.start == 0
+
     def _counted(self, metrics: list[Any]) -> list[Any]:
         """Returns what a replica adds to the values of metrics' variables."""
-        is_first = float(self._layout.local_index() + self._layout.local.start == 0)
+        is_first = float(self._is_first())
         weights = {"sum": 1.0, "mean": 1.0 / self._layout.replicas, "only_first_replica": is_first, "none": is_first}
         return [v.value * tf.cast(weights[v.aggregation], v.dtype) for v in metrics]
 
@@ -114,23 +119,29 @@ class ReplicaMetrics:
         kept = [value if isinstance(value := operand(v), SplitTensor) else v.value for v in state]
         # In float64 the mean of equal values is this value: a count of steps stays what it is, also with shares such as 0.3.
         share = tf.cast(share, tf.float64)
-        weighted = [_counted(tf.cast(v, tf.float64) * share, share) for v in (*kept, *flat_logs)]
+        first = tf.constant(float(self._is_first()), tf.float64)
+        weights = [*(first if id(v) in self.of_first else share for v in state), *(share for _ in flat_logs)]
+        pairs = zip((*kept, *flat_logs), weights, strict=True)
+        weighted = [_counted(tf.cast(v, tf.float64) * weight, weight) for v, weight in pairs]
         requests = self._strategy.tfdist_hooks.save_requests
         wish = tf.constant(0.0) if requests is None else requests.own.read_value()
         sent = [*weighted, share] if weighted else []
         *sums, wish = all_reduce_sum([*counted, *sent, wish])
         whole = sums.pop() if sent else share
 
-        def mean_of(total: Any, before: Any) -> Any:
-            return tf.where(whole > 0, tf.cast(tf.math.divide_no_nan(total, whole), before.dtype), before)
+        def mean_of(total: Any, before: Any, weight: Any) -> Any:
+            mean = total if weight is first else tf.math.divide_no_nan(total, whole)
+            return tf.where(whole > 0, tf.cast(mean, before.dtype), before)
 
-        for variable, before, total in zip(state, kept, sums[len(counted) :], strict=False):
+        for variable, before, total, weight in zip(state, kept, sums[len(counted) :], weights, strict=False):
             if isinstance(before, SplitTensor):
                 parts = total.parts
-                variable.value.assign(before.on_parts(lambda number, part, parts=parts: mean_of(parts[number], part)))
+                variable.value.assign(
+                    before.on_parts(lambda number, part, parts=parts, weight=weight: mean_of(parts[number], part, weight))
+                )
             else:
                 local = self._local(variable)
-                local.assign(mean_of(total, local))
+                local.assign(mean_of(total, local, weight))
         means = [
             tf.cast(tf.math.divide_no_nan(total, whole), value.dtype)
             for value, total in zip(flat_logs, sums[len(counted) + len(state) :], strict=True)
@@ -153,7 +164,7 @@ class ReplicaMetrics:
             and id(v) in assigned
             and v.aggregation in ("none", "mean")
             and v.synchronization == "auto"
-            and "float" in v.dtype
+            and ("float" in v.dtype or id(v) in self.of_first)
         ]
 
     def _not_of_model(self, assigned: Mapping[int, Any]) -> list[Any]:

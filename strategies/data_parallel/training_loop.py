@@ -23,7 +23,7 @@ from tfdist.strategies.inputs.source import EmptyDatasetError
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.checks.step_trial import are_dense, joined
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimizers
-from tfdist.strategies.keras_hooks.replicas.own_values import has_own_value
+from tfdist.strategies.keras_hooks.replicas.own_values import has_own_value, of_first
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import NotInLoopError, Replica, entered
 from tfdist.strategies.private_api.replica_order import ordered_by_replica
@@ -286,6 +286,7 @@ class TrainingLoop:
         if replica.branches:
             own = [self._strategy.experimental_local_results(v.value)[replica.index] for v in self._metrics.variables()]
             check_updates(replica.branches, replica.graph, [variable.handle for variable in own])
+        self._metrics.of_first |= of_first(replica)
         assigned = replica.assigned.items()
         self._assigned.update({key: v for key, v in assigned if key not in replica.updated or has_own_value(replica, key)})
         return logs

@@ -25,7 +25,11 @@ from tfdist.strategies.private_api import patches
 REPLICA_STRIDE = 15_485_863
 """Distance between the seeds of two replicas. Multiples of it are not those of the distance between two groups of hogwild."""
 
+_UPDATE_SEED = random.SystemRandom().getrandbits(31)
+"""TensorFlow's seed for updates, if the program has set none. Replicas of several tasks always have one."""
+
 _generators: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_cleared: weakref.WeakSet[Any] = weakref.WeakSet()  # Strategies whose next step gets another generator.
 
 
 def install() -> None:
@@ -33,15 +37,19 @@ def install() -> None:
     patches.GLOBAL_SEED_GENERATOR.patch(_global_seed_generator)
     patches.NEXT_SEED.patch(_next_seed)
     patches.OPERATION_SEEDS.patch(_operation_seeds)
+    patches.RESET_GRAPH.patch(_reset_graph)
 
 
 def prepare(strategy: tf.distribute.Strategy) -> None:
-    """Makes the generator of a strategy, once. Call it before a step is traced, in the main thread.
+    """Makes the generator of a strategy, once, and after `keras.utils.clear_session` another one, as Keras does.
+
+    Call it before a step is traced, in the main thread.
 
     The state of `random`, from which Keras draws the seed, stays as it is: other random numbers are those of one process.
     """
-    if strategy in _generators:
+    if strategy in _generators and strategy not in _cleared:
         return
+    _cleared.discard(strategy)
     state = random.getstate()
     with tf.init_scope(), strategy.scope():
         _generators[strategy] = keras.random.SeedGenerator()
@@ -61,6 +69,8 @@ def of_replica(seed: Any) -> Any:
         return seed
     if replica is not None and replica.recorded is not None:
         return seed if replica.draw is None else moved(seed, replica.draw)
+    if replica is not None and replica.reduced:  # All make the same update, also with random numbers in it.
+        return seed
     number = tf.get_static_value(context.replica_id_in_sync_group)
     return seed if number == 0 else moved(seed, context.replica_id_in_sync_group)
 
@@ -81,7 +91,10 @@ def _operation_seeds(original: Callable[..., Any], op_seed: Any) -> Any:
     its own.
     """
     seeds = original(op_seed)
-    context = tf.distribute.get_replica_context()
+    context, replica = tf.distribute.get_replica_context(), replica_context.with_share()
+    is_update = replica is not None and replica.reduced and hasattr(hooks_of(replica.strategy), "layout")
+    if replica is not None and is_update and not tf.executing_eagerly():  # All replicas make the same one.
+        return _seeds_of_update(replica, seeds[0], op_seed)
     if None in seeds or context is None or hooks_of(context.strategy) is None or replica_context.is_trial():
         return seeds
     if len(getattr(context.strategy, "worker_groups", ())) > 1:
@@ -90,8 +103,24 @@ def _operation_seeds(original: Callable[..., Any], op_seed: Any) -> Any:
     return seeds[0], (seeds[1] + int(number) * REPLICA_STRIDE) % (2**31 - 1) if number else seeds[1]
 
 
+def _seeds_of_update(replica: Any, seed: int | None, op_seed: int | None) -> tuple[int, int]:
+    """Returns the seeds of an operation in the update of a replica: by its number, which is the same on all replicas.
+
+    TensorFlow would take the number of operations in the graph, in which one replica comes after the other.
+    """
+    replica.drawn += 1
+    number = 2 * replica.drawn + replica.may_be_empty  # Small batches have a function of their own.
+    return _UPDATE_SEED if seed is None else seed, number if op_seed is None else op_seed
+
+
+def _reset_graph(original: Callable[..., Any]) -> None:
+    """Is called by `clear_session`. A step that is traced before the next call of `fit` keeps the generator."""
+    original()
+    _cleared.update(_generators)
+
+
 def _global_seed_generator(original: Callable[..., Any]) -> Any:
-    if tf.executing_eagerly():
+    if tf.executing_eagerly() and replica_context.current() is None:
         return original()
     if (strategy := build_scope.strategy_in_own_loop()) is not None and strategy not in _generators:
         build_scope.outside_of_steps(strategy, lambda: prepare(strategy))

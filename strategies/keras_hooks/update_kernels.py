@@ -50,7 +50,7 @@ def _sgd(original: Callable[..., Any], optimizer: Any, gradient: Any, variable: 
 def _applies(optimizer: Any, gradient: Any, variable: Any) -> bool:
     """Returns whether a kernel may compute the update: in a function, for dense floats, of Keras' own SGD in our strategies."""
     is_ours = type(optimizer) is keras.optimizers.SGD and hooks_of(getattr(optimizer, "_distribution_strategy", None))
-    is_dense = isinstance(gradient, tf.Tensor) and variable.dtype.is_floating
+    is_dense = isinstance(gradient, tf.Tensor) and tf.as_dtype(variable.dtype).is_floating
     return bool(is_ours) and is_dense and not tf.executing_eagerly()
 
 

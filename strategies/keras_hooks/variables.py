@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.checks import metric_sums, metric_trial, step_trial
 from tfdist.strategies.keras_hooks.replicas import own_values, replica_context
+from tfdist.strategies.keras_hooks.replicas.same_rows import depends_on_batch
 from tfdist.strategies.private_api import in_stateless_scope, patches
 
 
@@ -32,9 +33,8 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
             if replica.graph is tf.compat.v1.get_default_graph() and not variable.trainable:
                 replica.held.setdefault(id(variable), (variable, variable._value))
                 variable._value = tensor
-        elif tf.as_dtype(variable.dtype).is_integer:
-            change = tf.cast(tf.convert_to_tensor(value), tf.float32) - tf.cast(variable.value, tf.float32)
-            replica.integers.append((variable.path, change))
+        elif depends_on_batch(value, of_random=False):  # There is no mean of integers and truth values.
+            replica.integers.append(variable.path)
         return None
     if id(variable) in replica.same and isinstance(variable._value, tf.distribute.DistributedValues):
         local = replica.strategy.experimental_local_results(variable._value)[replica.index]
@@ -42,7 +42,7 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
     metric_sums.check(replica, variable, value)
     replica.assigned[id(variable)] = variable
     own_values.note(replica, variable, value)
-    value = metric_trial.counted(replica, variable, value)
+    value = own_values.mean_of_rate(replica, variable, metric_trial.counted(replica, variable, value))
     if (local := own_values.mean_to_come(replica, variable)) is not None:
         return local.assign(tf.cast(value, local.dtype))
     return original(variable, value)

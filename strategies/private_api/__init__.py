@@ -37,6 +37,7 @@ DistributedVariable: Any = need("tensorflow.python.distribute.values", "Distribu
 CompileLoss: Any = need("keras.src.trainers.compile_utils", "CompileLoss")
 # Where random operations without a seed get theirs.
 seed_generator_module: Any = need("keras.src.random", "seed_generator")
+GLOBAL_SEED_GENERATOR: str = need("keras.src.random.seed_generator", "GLOBAL_SEED_GENERATOR")
 tf_random_seed: Any = need("tensorflow.python.framework", "random_seed")
 
 # The operations that Keras' layers call on TensorFlow.

@@ -15,6 +15,8 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks.checks.function_arguments import deciding_variables, functions_of
 
 _LIBRARIES = tuple(os.path.dirname(str(each.__file__)) + os.sep for each in (keras, tf))
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
+"""The folder of the strategies, which replace functions of both: their callers count."""
 _WRAPPERS = tuple(
     os.path.join(_LIBRARIES[0], "src", *path) for path in (("ops", "core.py"), ("backend", "tensorflow", "core.py"))
 )
@@ -72,7 +74,7 @@ def _is_own(operation: Any) -> bool:
         if frame.filename == _GRADIENTS:
             return False
         is_wrapper = frame.filename in _WRAPPERS or "traceback_utils" in frame.filename
-        if not is_wrapper and not frame.filename.startswith(_LIBRARIES[1]):
+        if not is_wrapper and not frame.filename.startswith((_LIBRARIES[1], _OURS)):
             return not frame.filename.startswith(_LIBRARIES[0])
     return False
 

@@ -24,7 +24,7 @@ _MOST_VARIABLES = 256
 _SUM_GROWTH = 1.41
 """Of a step that draws random numbers: a sum over twice as many examples is about 2 times as large, a mean as large."""
 
-_AS_IT_IS, _NUMBER, _SUM = 0.0, 1.0, 2.0
+_UNKNOWN, _AS_IT_IS, _NUMBER, _SUM = -1.0, 0.0, 1.0, 2.0
 """What a step adds to a variable: its change, a number of a batch, or to a mean the sum over the examples of a batch."""
 
 _SUM_TOLERANCE = 0.01
@@ -97,7 +97,7 @@ class Judgement:
     def __init__(self, model: Any, replicas: int) -> None:
         self._model, self._replicas = model, replicas
         self._variables = model.metrics_variables[:_MOST_VARIABLES]
-        self._kinds = np.full(_MOST_VARIABLES, _AS_IT_IS)  # Of what a step adds to each variable.
+        self._kinds = np.full(_MOST_VARIABLES, _UNKNOWN)  # Of what a step adds to each variable.
         self._warnings: list[str] = []
 
     def look_at(
@@ -115,6 +115,9 @@ class Judgement:
         rightly = set(settled)
         for metric in leaves(self._model):
             own = [places[id(variable)] for variable in metric.variables if id(variable) in places]
+            for place in own:
+                if growth[place] is not None:
+                    self._note(found[place], _AS_IT_IS)  # A step of the model's own tests may add something else.
             if any(compares[place] for place in own):
                 self._warnings.append(
                     f"what an example adds to the metric {metric.name} depends on the other examples of its batch. Keep sums "
@@ -152,9 +155,13 @@ class Judgement:
         """
         if not self._variables:
             return
-        kinds = list(zip(self._variables, of_chief(self._kinds), strict=False))
-        _by_share.update({id(variable): variable for variable, kind in kinds if kind == _NUMBER})
-        _of_sums.update({id(variable): variable for variable, kind in kinds if kind == _SUM})
+        kinds = [(v, kind) for v, kind in zip(self._variables, of_chief(self._kinds), strict=False) if kind != _UNKNOWN]
+        for variables, counted in ((_by_share, _NUMBER), (_of_sums, _SUM)):
+            for variable, kind in kinds:
+                if kind == counted:
+                    variables[id(variable)] = variable
+                else:
+                    variables.pop(id(variable), None)
         for what in self._warnings if warns else ():
             message = f"{self._model.name}: {what}"
             if message not in _warned:

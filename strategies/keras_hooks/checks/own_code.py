@@ -52,7 +52,8 @@ def has_own_code(model: Any) -> bool:
 def has_own_metrics(model: Any) -> bool:
     """Returns whether a model has metrics of the user's, or computes metrics in a way of its own."""
     own = type(model).compute_metrics is not keras.Model.compute_metrics
-    return own or any(not is_known(type(metric)) for metric in metric_trial.leaves(model))
+    codes = (code for metric in metric_trial.leaves(model) for code in (type(metric), getattr(metric, "_fn", None)))
+    return own or not all(code is None or is_known(code) for code in codes)
 
 
 def has_own_test(model: Any) -> bool:

@@ -23,7 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.checks import examples_in_branches, metric_trial
+from tfdist.strategies.keras_hooks.checks import examples_in_branches, growth, metric_trial, update_sources
 from tfdist.strategies.keras_hooks.checks.own_code import (
     has_own_code,
     has_own_loss,
@@ -36,6 +36,7 @@ from tfdist.strategies.keras_hooks.checks.own_code import (
 from tfdist.strategies.keras_hooks.checks.step_trial import (
     LEAST_CHANGE,
     LEAST_NORM,
+    assigned_variables,
     changing_operations,
     compared,
     count,
@@ -87,7 +88,7 @@ class _Outcome:
         metrics: what is to be said of the metrics.
         is_known: whether the step was tried out.
         what: why replicas compute another update than one process; None if they do not, or on a task that does not log it.
-        integer: the name of a variable of integers that counts examples; None if there is none.
+        integer: the name of a variable of integers or truth values that depends on the examples; None if there is none.
         sums: the ids of layers that add sums over the examples as losses.
     """
 
@@ -133,7 +134,9 @@ class ShardCheck:
         self._names: Sequence[str | None] = ()  # Of what the step records.
         self._metrics: tuple[Sequence[Any], set[int]] = ((), set())  # Variables that it assigns; ids of settled ones.
         self._adding: Sequence[Any] = ()  # The layers of the losses that layers add.
-        self._integers: Sequence[str] = ()  # Variables of integers that it assigns, by their names.
+        self._growths: Sequence[float | None] = ()  # Of what it adds to these variables, and of these losses.
+        self._integer: str | None = None  # See `_Outcome`.
+        self._shown: str | None = None  # What the operations of its updates show.
         self._reads_replicas = self._has_weights = False
         self._traced: Any = None
 
@@ -216,8 +219,10 @@ class ShardCheck:
             function = self._traced = self._function(first, as_means)
         nodes, updates = nodes_of(function), len(self._names)
         if changes := changing_operations(nodes):
-            if self._trains and self._warns and updates and not as_means:
-                self._warn_of(what_changes(function, changes))
+            if self._trains and self._warns and not as_means:
+                self._warn_of(what_changes(function, changes, updates))
+            elif self._warns and not self._trains and (names := assigned_variables(function)):
+                self._warn_of_tests(names[0])
             return None
         differences, norms, aa = compared(function, first, second, self._has_weights)
         a = [value.numpy() for value in function(first, tf.constant(0))]
@@ -235,24 +240,23 @@ class ShardCheck:
             else:
                 changed = large((aa[0] - a[0])[:updates], ((aa[1] + a[1]) / 2)[:updates], tolerance, least)
                 outcome.what = self._what_is_no_mean(changed, nodes)
+            outcome.what = outcome.what or self._shown
             arguments = sum(leaf is not None for leaf in tf.nest.flatten(first))
             if outcome.what is None and not as_means and examples_in_branches.decides_by_examples(function, arguments):
                 self._warn_of(examples_in_branches.REASON)
-        end = len(norms) - len(self._integers)
-        if self._integers:  # Each by itself: they may be large beside updates.
-            pairs = zip(self._integers, a[1][end:], aa[1][end:], strict=True)
-            outcome.integer = next((name for name, one, two in pairs if one != two), None)
-        if end > updates:
-            growth = self._growth(function, joined(first, first), range(_DRAWS if is_random else 1), slice(updates, end))
+        outcome.integer = self._integer
+        if (end := len(norms)) > updates:
+            tried = self._growth(function, joined(first, first), range(_DRAWS if is_random else 1), slice(updates, end))
+            times = [known if one is None else one for one, known in zip(tried, self._growths, strict=True)]
             compares = [bool(large(differences[[place]], norms[[place]], tolerance)) for place in range(updates, end)]
             counted = len(self._metrics[0])
-            outcome.sums = sums_among(self._adding, growth[counted:], compares[counted:])
-            growth, compares = growth[:counted], compares[:counted]
+            outcome.sums = sums_among(self._adding, times[counted:], compares[counted:])
+            times, compares = times[:counted], compares[:counted]
             if not is_random:  # A sum grows to twice as much, a mean not at all.
-                odd = (g is not None and min(abs(g - 1), abs(g - 2)) > 2 * tolerance for g in growth)
+                odd = (g is not None and min(abs(g - 1), abs(g - 2)) > 2 * tolerance for g in times)
                 compares = [one or other for one, other in zip(compares, odd, strict=True)]
             told = outcome.what is not None
-            outcome.metrics.look_at(*self._metrics, [False] * counted if told else compares, growth)
+            outcome.metrics.look_at(*self._metrics, [False] * counted if told else compares, times)
         return outcome
 
     def _what_compares(self) -> str:
@@ -330,6 +334,16 @@ class ShardCheck:
             *(self._model.name, type(self._model).__name__, what, self._replicas),
         )
 
+    def _warn_of_tests(self, variable: str) -> None:
+        """Logs a warning, once for each model, that a metric has a variable of TensorFlow."""
+        if is_first_warning(self._model, variable):
+            _log.warning(
+                "evaluate of %s (%s) may differ from that in one process, because %d replicas share each batch: a metric or "
+                "layer assigns the tf.Variable %s, of which every replica keeps its own, and the first one's counts. Make it "
+                "with add_variable",
+                *(self._model.name, type(self._model).__name__, self._replicas, variable),
+            )
+
     def _warn(self, what: str) -> None:
         if is_first_warning(self._model, what):
             _log.warning(
@@ -359,10 +373,11 @@ class ShardCheck:
                 self._names = [name for name, _ in recorded]
                 self._metrics = [variable for variable, _ in counted], state.settled
                 self._adding = [layer for layer, _ in added]
-                integers = [pair for pair in state.integers if pair[1].graph is state.graph] if self._trains else []
-                self._integers = [name for name, _ in integers]
+                self._growths = [growth.growth_of(value) for _, value in (*counted, *added)]
+                self._shown = update_sources.what_shows(recorded, self._model)
+                self._integer = next(iter(state.integers), None) if self._trains else None
                 self._reads_replicas = state.reads_replicas
-                return summary([value for _, value in (*recorded, *counted, *added, *integers)])
+                return summary([value for _, value in (*recorded, *counted, *added)])
 
         signature = mapped(lambda v: tf.TensorSpec([None, *v.shape[1:]], v.dtype), example)
         return tf.function(trial, autograph=False).get_concrete_function(signature, tf.TensorSpec([], tf.int32))

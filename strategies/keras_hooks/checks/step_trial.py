@@ -227,9 +227,15 @@ def changing_operations(nodes: Sequence[Any]) -> set[str]:
     return {node.op for node in nodes if node.op not in _HARMLESS and is_stateful_operation(node.op)}
 
 
-def what_changes(function: Any, changes: set[str]) -> str:
-    """Returns why a traced function with operations of these types cannot be tried out."""
-    if names := _assigned_variables(function):
+def what_changes(function: Any, changes: set[str], updates: int) -> str:
+    """Returns why a traced function with operations of these types cannot be tried out, given the number of its updates."""
+    if not updates and any("Apply" in each or "Assign" in each for each in changes):
+        return (
+            "it changes variables itself, not by the apply of an optimizer, and every replica does so for its own examples. "
+            "Call apply, or assign variables of Keras (add_weight, keras.Variable): after each step the replicas get the mean "
+            "of what they have assigned"
+        )
+    if names := assigned_variables(function):
         return (
             f"it assigns the tf.Variable {names[0]}, of which every replica keeps its own value. Make it with "
             "add_weight or keras.Variable: after each step the replicas get the mean of what they have assigned"
@@ -239,7 +245,7 @@ def what_changes(function: Any, changes: set[str]) -> str:
     return f"it runs {', '.join(sorted(changes))}"
 
 
-def _assigned_variables(function: Any) -> list[str]:
+def assigned_variables(function: Any) -> list[str]:
     """Returns the names of the variables that a traced function assigns in operations of its own."""
     handles = {id(inner): outer for outer, inner in function.graph.captures}
     names = {id(variable.handle): variable.name for variable in function.graph.variables}

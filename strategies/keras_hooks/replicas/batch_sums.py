@@ -63,19 +63,21 @@ def _sum_added_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
 
 
 def _is_for_each_example(loss: Any, rows: int | None) -> bool:
-    """Returns whether a tensor of a function that is traced surely has a row for each example.
+    """Returns whether a tensor surely has a row for each example; one of a step that runs eagerly, as many rows as examples.
 
     Args:
         loss: the tensor.
         rows: the number of examples; None if it is not known while the function is traced.
     """
+    if tf.executing_eagerly():  # There are no operations to look at.
+        return isinstance(loss, tf.Tensor) and bool(loss.shape.rank) and loss.shape[0] == rows
     if not tf.is_symbolic_tensor(loss) or not loss.shape.rank or loss.shape[0] != rows or is_fixed(loss):
         return False
     seen, waiting = set(), [loss.op]
     while waiting:  # Where did its first dimension come from? A number for each class may be as long.
         operation = waiting.pop()
         seen.add(operation)
-        if (operation.type in _REDUCES and _removes_first(operation)) or len(seen) > _MOST_OPERATIONS:
+        if (operation.type in _REDUCES and removes_first(operation)) or len(seen) > _MOST_OPERATIONS:
             return False
         if operation.type not in _REDUCES:
             alike = (each for each in operation.inputs if each.shape.rank == loss.shape.rank and not is_fixed(each))
@@ -135,11 +137,12 @@ def is_fixed(value: Any) -> bool:
 def _is_along_examples(reduction: Any, rows: int | None) -> bool:
     """Returns whether a reduction removes the first dimension, and that is the dimension of the examples."""
     values = reduction.inputs[0]
-    is_of_batch = _removes_first(reduction) and values.shape[0] == rows and not is_fixed(values)
+    is_of_batch = removes_first(reduction) and values.shape[0] == rows and not is_fixed(values)
     return is_of_batch and not _is_reduced(values)
 
 
-def _removes_first(reduction: Any) -> bool:
+def removes_first(reduction: Any) -> bool:
+    """Returns whether a reduction removes the first dimension of its operand."""
     values, axes = reduction.inputs
     axes = tf.get_static_value(axes)
     return bool(values.shape.rank) and axes is not None and any(axis in (0, -values.shape.rank) for axis in axes.reshape(-1))
@@ -149,7 +152,7 @@ def _is_reduced(values: Any) -> bool:
     """Returns whether an operation with one operand removed the examples before, as in a sum of means over the examples."""
     for _ in range(_MOST_OPERATIONS):
         operation = values.op
-        if operation.type in _REDUCES and _removes_first(operation):
+        if operation.type in _REDUCES and removes_first(operation):
             return True
         operands = [value for value in operation.inputs if not is_fixed(value)]
         if len(operands) != 1:

@@ -3,6 +3,9 @@
 What depends on the batch differs between replicas, and would do so for ever. So the replicas take the mean, each with its share
 of the examples, before the update, or at the end of the step if it assigns them after that. What is made of variables only, as
 by clipping weights, is the same everywhere and is not sent.
+
+The mean of random numbers is no such random number. So what a step draws, whatever its batch is, is that of the first replica,
+which draws what one process does. So are integers and truth values, of which there is no mean.
 """
 
 from typing import Any
@@ -23,7 +26,7 @@ def note(replica: Replica, variable: Any, value: Any) -> None:
         variable: the Keras variable.
         value: what is assigned.
     """
-    if not replica.reduced and tf.as_dtype(variable.dtype).is_floating:
+    if not replica.reduced:
         replica.given.setdefault(id(variable), (variable, []))[1].append(value)
 
 
@@ -35,6 +38,28 @@ def mean_to_come(replica: Replica, variable: Any) -> Any:
     is_mean = (variable.aggregation, variable.synchronization) == ("mean", "auto") and tf.as_dtype(variable.dtype).is_floating
     is_of_replicas = is_mean and isinstance(variable._value, tf.distribute.DistributedValues)
     return _local(replica, variable) if is_of_replicas and hasattr(hooks_of(replica.strategy), "layout") else None
+
+
+def mean_of_rate(replica: Replica, variable: Any, value: Any) -> Any:
+    """Returns what all replicas assign to a learning rate that the step computes from its batch: the mean.
+
+    The update that follows reads it, and TensorFlow would take the value of the first replica. Other values stay as they are.
+
+    Args:
+        replica: the current replica.
+        variable: the Keras variable.
+        value: what the step assigns.
+    """
+    is_rate = (variable.name, variable.aggregation) == ("learning_rate", "only_first_replica")
+    is_taken = is_rate and not replica.reduced and replica.share is not None and replica.postponed is None
+    if not is_taken or not hasattr(hooks_of(replica.strategy), "layout"):
+        return value
+    is_eager = tf.executing_eagerly()
+    if not is_eager and (replica.graph is not tf.compat.v1.get_default_graph() or not has_own_value(replica, id(variable))):
+        return value
+    share = tf.cast(replica.share, tf.float64)
+    total, whole = all_reduce_sum([tf.cast(value, tf.float64) * share, share])
+    return tf.cast(tf.math.divide_no_nan(total, whole), variable.dtype)
 
 
 def take_means(replica: Replica, variables: Any) -> None:
@@ -53,38 +78,71 @@ def take_means(replica: Replica, variables: Any) -> None:
         return
     local = [_local(replica, variable) for variable in own]
     share = tf.cast(replica.share, tf.float64)
-    *sums, whole = all_reduce_sum([*(tf.cast(each, tf.float64) * share for each in local), share])
+    is_first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
+    first = of_first(replica)
+    weights = [tf.cast(is_first, tf.float64) if id(variable) in first else share for variable in own]
+    values = [tf.cast(each, tf.float64) * weight for each, weight in zip(local, weights, strict=True)]
+    *sums, whole = all_reduce_sum([*values, share])
     for variable, each, total in zip(own, local, sums, strict=True):
-        each.assign(tf.cast(tf.math.divide_no_nan(total, whole), each.dtype))
+        mean = total if id(variable) in first else tf.math.divide_no_nan(total, whole)
+        each.assign(tf.cast(mean, each.dtype))
         del replica.given[id(variable)]
+
+
+def of_first(replica: Replica) -> set[int]:
+    """Returns the ids of the variables that the step gives each replica a value of, of which that of the first one counts."""
+    keys = _keys(replica)
+
+    def is_of_first(key: int, variable: Any, values: list[Any]) -> bool:
+        if not tf.as_dtype(variable.dtype).is_floating:
+            return _differs(replica, key, keys, set())
+        if any(
+            depends_on_batch(each, of_random=False) for each in _tensors(values)
+        ):  # Averages of layers, of which there are many.
+            return False
+        return not _differs(replica, key, keys, set(), of_random=False) and _differs(replica, key, keys, set())
+
+    given = replica.given.items()
+    return {key for key, (v, values) in given if v.synchronization == "auto" and is_of_first(key, v, values)}
 
 
 def has_own_value(replica: Replica, key: int) -> bool:
     """Returns whether the step has given this replica a value of its own of a Keras variable, by its id."""
-    keys = {id(handle): k for k, (v, _) in replica.given.items() for handle in _handles(replica, v)}
-    return _differs(replica, key, keys, set())
+    return _differs(replica, key, _keys(replica), set())
 
 
-def _differs(replica: Replica, key: int, keys: dict[int, int], seen: set[int]) -> bool:
-    """Returns whether what is assigned to a variable depends on the batch, or on such a variable.
+def _keys(replica: Replica) -> dict[int, int]:
+    """Returns the ids of the variables that the step assigns, by those of their handles."""
+    return {id(handle): k for k, (v, _) in replica.given.items() for handle in _handles(replica, v)}
+
+
+def _differs(replica: Replica, key: int, keys: dict[int, int], seen: set[int], of_random: bool = True) -> bool:
+    """Returns whether what is assigned to a variable depends on the batch, on a metric, or on such a variable.
 
     Args:
         replica: the current replica.
         key: the id of the variable.
-        keys: the ids of the variables that the step assigns, by those of their handles.
+        keys: see `_keys`.
         seen: ids of variables that are being looked at.
+        of_random: whether it counts if a value depends on random numbers.
     """
     if key not in replica.given or key in seen:
         return False
+    if replica.given[key][0].synchronization == "on_read":  # The state of a metric: each replica has its own.
+        return True
 
     def is_own(read: Any) -> bool:
         other = keys.get(id(outermost(read.inputs[0]))) if read.inputs else None
-        return other is not None and _differs(replica, other, keys, {*seen, key})
+        return other is not None and _differs(replica, other, keys, {*seen, key}, of_random)
 
     # What a step that runs eagerly assigns may depend on anything; in a traced one other values than tensors are constants.
-    leaves = tf.nest.flatten(replica.given[key][1], expand_composites=True)  # Those of sharded variables have parts.
-    values = [each for each in leaves if tf.is_symbolic_tensor(each)]
-    return tf.executing_eagerly() or any(depends_on_batch(each, is_own) for each in values)
+    values = _tensors(replica.given[key][1])
+    return tf.executing_eagerly() or any(depends_on_batch(each, is_own, of_random) for each in values)
+
+
+def _tensors(values: list[Any]) -> list[Any]:
+    leaves = tf.nest.flatten(values, expand_composites=True)  # Those of sharded variables have parts.
+    return [each for each in leaves if tf.is_symbolic_tensor(each)]
 
 
 def _handles(replica: Replica, variable: Any) -> list[Any]:

@@ -41,8 +41,8 @@ class Replica:
             traced must not run. None if the strategy cannot build optimizers that it finds in a step.
         recorded: if the step is only tried out, its gradients, as (None, tensor), and what it would assign, as (path of the
             variable, tensor); else None.
-        integers: if the step is only tried out, what it would add to integers that are no metric's, as (path of the variable,
-            change).
+        integers: if the step is only tried out, the paths of the integers and truth values, no metric's, that it would assign
+            by the examples.
         held: if the step is only tried out, the values of variables in whose place it reads what it would assign, by id, as
             (variable, value).
         counted: if the step is only tried out, what it would add to variables of metrics, as (variable, change).
@@ -65,6 +65,7 @@ class Replica:
         metric_numbers: what the metric function that runs has returned for a batch, if that is one number or one for each
             class; None if no metric function runs.
         is_over_batch: whether the metric function that runs surely returns that.
+        drawn: how many operations of `tf.random` the updates of the step have.
         agree: called with what the step does next, if it runs eagerly and other tasks have to do the same, else None.
     """
 
@@ -83,7 +84,7 @@ class Replica:
     pieces: list[list[tuple[Any, str]]] | None = None
     unbuilt: list[Any] | None = None
     recorded: list[tuple[str | None, Any]] | None = None
-    integers: list[tuple[str, Any]] = field(default_factory=list)
+    integers: list[str] = field(default_factory=list)
     held: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     counted: list[tuple[Any, Any]] = field(default_factory=list)
     settled: set[int] = field(default_factory=set)
@@ -106,6 +107,7 @@ class Replica:
     gathered: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
     metric_numbers: list[Any] | None = None
     is_over_batch: bool = False
+    drawn: int = 0
     agree: Callable[[str], None] | None = None
 
 

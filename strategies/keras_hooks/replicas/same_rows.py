@@ -17,6 +17,12 @@ _MOST_OPERATIONS = 1000
 
 _SIZES = ("Shape", "ShapeN", "Size")
 _READS = ("ReadVariableOp", "VarHandleOp")
+_RANDOM = ("Random", "Multinomial", "TruncatedNormal", "StatelessShuffle")
+"""Parts of the types of operations that draw random numbers."""
+
+_KEYS = ("StatelessRandomGetKeyCounter", "StatelessRandomGetAlg")
+"""Operations that only prepare a draw. The second has no operands."""
+
 _KEEP_ORDER = ("Reshape", "Identity", "Cast")
 """Operations whose first input has the same elements, in the same order."""
 
@@ -139,12 +145,13 @@ def _is_from(rows: Any, kind: str) -> bool:
     return bool(rows.op.type == kind and rows.value_index == 0)
 
 
-def depends_on_batch(value: Any, is_own: Callable[[Any], bool] = lambda read: False) -> bool:
+def depends_on_batch(value: Any, is_own: Callable[[Any], bool] = lambda read: False, of_random: bool = True) -> bool:
     """Returns whether a tensor may be computed from the arguments of the step, random numbers or the number of examples.
 
     Args:
         value: a tensor of the step that is traced.
         is_own: returns whether an operation reads a variable of which each replica has another value.
+        of_random: whether random numbers count, of which each replica draws its own.
     """
     found, seen = [value], set()
     while found:
@@ -162,10 +169,32 @@ def depends_on_batch(value: Any, is_own: Callable[[Any], bool] = lambda read: Fa
             return True
         elif operation.type in _READS or _is_length(operation):
             continue  # Replicas have the same variables, and sequences of the same length.
+        elif draws(operation):
+            if of_random:
+                return True
+            found += operation.inputs
         elif operation.type in _SIZES or is_stateful_operation(operation.type) or len(seen) > _MOST_OPERATIONS:
             return True
         else:
             found += operation.inputs[:1] if operation.type in _KEEP_ORDER else operation.inputs
+    return False
+
+
+def draws(operation: Any) -> bool:
+    """Returns whether an operation draws random numbers, except for one whose seed is a constant of the program's."""
+    if not any(part in operation.type for part in _RANDOM) or operation.type in _KEYS:
+        return False
+    if not operation.type.startswith("Stateless"):
+        return True
+    found, seen = [tensor.op for tensor in operation.inputs], set()
+    while found:
+        operation = found.pop()
+        if operation in seen or operation.type in ("Const", *_KEYS[1:]):
+            continue
+        if not operation.inputs:
+            return True
+        seen.add(operation)
+        found += [tensor.op for tensor in operation.inputs]
     return False
 
 

@@ -96,3 +96,36 @@ def test_the_best_weights_and_logs_may_be_bfloat16(process, set_dtype):
     whole = process(of_best_weights, 9, set_dtype)
     assert process(of_best_weights, 2, set_dtype) is None
     assert process(of_best_weights, 9, set_dtype) == whole
+
+
+class Draws(keras.layers.Layer):
+    """Draws numbers without a seed: from the generator that Keras makes for the process."""
+
+    def call(self, x, training=False):
+        return x + keras.random.normal(keras.ops.shape(x)) if training else x
+
+
+class NoisyUpdates(keras.optimizers.SGD):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.generator = keras.random.SeedGenerator(3)
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient, variable, learning_rate)
+        self.assign_add(variable, keras.random.normal(variable.shape, seed=self.generator))
+
+
+def of_drawn_numbers(killed_at, layers, optimizer):
+    keras.utils.clear_session()  # A new process has no generator.
+    keras.utils.set_random_seed(5)
+    model = keras.Sequential([*layers(), keras.layers.Dense(1)])
+    model.compile(optimizer(0.01), "mse")
+    model.fit(X, Y, epochs=4, verbose=0, callbacks=[KillAt(killed_at)])
+    return weights_of(model)
+
+
+@pytest.mark.parametrize("kind", [(lambda: [Draws()], keras.optimizers.SGD), (list, NoisyUpdates)], ids=["layer", "optimizer"])
+def test_numbers_that_a_layer_draws_without_a_seed_and_an_optimizer_with_one_continue(process, kind):
+    whole = process(of_drawn_numbers, 9, *kind)
+    assert process(of_drawn_numbers, 2, *kind) is None
+    assert process(of_drawn_numbers, 9, *kind) == whole

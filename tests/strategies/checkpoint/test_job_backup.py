@@ -20,6 +20,7 @@ from tfdist.errors import ClusterError
 from tfdist.strategies.checkpoint import data_position, generations, job_backup, memory_file, strategy_state
 from tfdist.strategies.checkpoint.backup_file import Arrays, BackupFile, Progress
 from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
+from tfdist.strategies.checkpoint.fit_start import FitStart
 from tfdist.strategies.checkpoint.model_backup import ModelBackup
 
 X = np.random.default_rng(1).random((50, 3), "float32")
@@ -90,7 +91,7 @@ DATA = {
 def program(tmp_path, monkeypatch):
     """`program(folder, frequency, data, killed_after)`: a process that trains; returns what it has, None if it was killed."""
 
-    def run(folder, frequency, data, killed_after=0, epochs=5, steps_per_execution=1):
+    def run(folder, frequency, data, killed_after=0, epochs=5, steps_per_execution=1, callbacks=()):
         monkeypatch.setenv(FOLDER, str(tmp_path / folder))
         monkeypatch.setenv(FREQUENCY, str(frequency))
         data_position.install()
@@ -102,7 +103,7 @@ def program(tmp_path, monkeypatch):
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], steps_per_execution=steps_per_execution)
         early = keras.callbacks.EarlyStopping("loss", patience=50, restore_best_weights=True)
         fall = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.9 * rate)
-        callbacks = [keras.callbacks.CSVLogger(f"{folder}.csv"), early, fall, Kill(killed_after)]
+        callbacks = [keras.callbacks.CSVLogger(f"{folder}.csv"), early, fall, *callbacks, Kill(killed_after)]
         try:
             history = model.fit(epochs=epochs, verbose=0, callbacks=callbacks, **data())
             again = model.fit(X, Y, epochs=2, verbose=0, callbacks=[callbacks[-1]])
@@ -253,6 +254,43 @@ def test_a_backup_of_another_fit_is_left_alone(program, caplog):
     assert program("interrupted", "epoch", data, killed_after=19) is None
     assert program("interrupted", "epoch", data, epochs=3) == program("whole", "epoch", data, epochs=3)
     assert "of a fit with epochs=5, initial_epoch=0, and this one has epochs=3, initial_epoch=0: it begins anew" in caplog.text
+
+
+class Stops(keras.callbacks.Callback):
+    """Stops a fit in the middle of its second epoch. The validation of that is killed."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.model.optimizer.iterations == 10:
+            self.model.stop_training = True
+
+    def on_test_begin(self, logs=None):
+        if self.model.stop_training:
+            raise Killed
+
+
+def test_a_fit_that_has_stopped_in_an_epoch_stops_there_again_after_a_restart(program, monkeypatch):
+    data = {"x": X, "y": Y, "batch_size": 8, "validation_data": (X, Y)}
+    stops = Stops()
+    assert program("stopped", 3, lambda: data, callbacks=[stops]) is None
+    monkeypatch.setattr(Stops, "on_test_begin", lambda *_: None)
+    result = program("stopped", 3, lambda: data, callbacks=[stops])
+    assert result["epochs"][0] == [0, 1] and result["iterations"] == 10 + 2 * 2
+
+
+class Losses(keras.callbacks.History):
+    """Keras returns it from `fit` in place of its own."""
+
+
+def test_a_history_of_a_class_of_the_users_own_is_saved(tmp_path):
+    backup = ModelBackup(BackupFile(tf.distribute.get_strategy(), str(tmp_path / "model-1")), None)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    history = model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0, callbacks=[Losses()])
+    assert isinstance(history, Losses)
+    backup.begin(FitStart(1, 0))
+    backup.end(model, history)
+    assert backup.wait()
+    assert backup._file.progress().finished_fits[0][:2] == [[0], history.history]
 
 
 @pytest.mark.parametrize("is_exact", [True, False])

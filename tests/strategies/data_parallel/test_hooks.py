@@ -1,11 +1,16 @@
 """What Keras gets at the end of an epoch, and what a backup gives the metrics back."""
 
+import contextlib
 from types import SimpleNamespace
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.partition import Partition
 from tfdist.strategies.data_parallel.hooks import DataParallelHooks
+from tfdist.strategies.data_parallel.mirrored import Mirrored
 from tfdist.strategies.data_parallel.training_loop import TrainingLoop
 from tfdist.strategies.inputs.batch_shards import Layout
 from tfdist.strategies.keras_hooks import calls
@@ -53,3 +58,17 @@ def test_keras_does_not_end_an_epoch_of_data_that_each_task_reads_to_the_end(loc
     assert int(data.cardinality()) == (3 if is_known else tf.data.UNKNOWN_CARDINALITY)
     assert [batch.numpy().tolist() for batch in data] == [[0, 1], [2, 3], [4, 5]]
     assert data.options().experimental_distribute.auto_shard_policy.name == policy
+
+
+def test_the_first_batch_that_predict_on_batch_gets_is_compared():
+    noted = []
+    first = SimpleNamespace(note=noted.append, compare=lambda: None)
+    strategy = Mirrored(["CPU:0"], Partition())
+    strategy.tfdist_hooks._calls = SimpleNamespace(first_batch=lambda: first, executing=contextlib.nullcontext)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    predict = strategy.tfdist_hooks.predict_function(model)
+    for number in (1.0, 2.0):  # As Keras calls it.
+        predict([(np.full((3, 2), number, "float32"),)])
+    ((batch,),) = noted
+    assert batch.numpy().tolist() == [[1.0, 1.0]] * 3

@@ -21,6 +21,15 @@ CASES = (
     "a_log_that_is_none",
     "a_loss_in_a_layer_of_predictions",
     "logs_of_a_metric_that_the_model_does_not_list",
+    "random_numbers_in_an_update",
+    "weights_that_a_step_draws",
+    "rows_that_a_step_draws",
+    "a_learning_rate_by_the_batch",
+    "numbers_without_a_seed_after_clear_session",
+    "numbers_without_a_seed_in_a_step_that_runs_eagerly",
+    "integers_that_depend_on_the_batch",
+    "what_is_zero_in_the_first_batch",
+    "a_metric_that_gets_sums_in_training_and_means_in_tests",
 )
 
 

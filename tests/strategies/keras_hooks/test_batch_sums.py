@@ -9,7 +9,7 @@ from keras import ops
 
 from tfdist.strategies.inputs.batches import rows_of
 from tfdist.strategies.keras_hooks.replicas import batch_sums, replica_context
-from tfdist.strategies.private_api import patches
+from tfdist.strategies.private_api import TensorFlowTrainer, patches
 
 WEIGHTS = tf.Variable([2.0, 3.0, 4.0, 5.0])  # As many as a batch has examples and features.
 
@@ -79,6 +79,17 @@ def test_what_may_be_no_sum_over_examples_is_not_named(name, rows, caplog):
 def test_keras_own_regularizer_of_activities_is_not_named(caplog):
     traced(keras.layers.Dense(3, activity_regularizer="l2"), tf.constant(0.5))
     assert not caplog.text
+
+
+@pytest.mark.parametrize("rows", [4, 2])
+def test_a_loss_for_each_example_counts_in_full_in_a_step_that_runs_eagerly(rows, monkeypatch):
+    monkeypatch.setattr(TensorFlowTrainer, "_aggregate_additional_loss", patches.SUM_ADDED_LOSS.original)
+    monkeypatch.setattr(patches.SUM_ADDED_LOSS, "_replacements", [])
+    batch_sums.install()
+    model, x = keras.Model(), tf.ones([4, 3])
+    with replica_context.entered(replica_context.Replica(tf.distribute.get_strategy(), 0, tf.constant(0.5), rows)):
+        total = model._aggregate_additional_loss(ops.sum(x, axis=-1))
+    assert float(total) == (24 if rows == 4 else 12)  # As many numbers as examples, or of something else.
 
 
 def test_a_replica_that_is_alone_adds_up_everything(caplog):

@@ -6,6 +6,8 @@ import tensorflow as tf
 from keras import ops
 
 from tfdist.strategies.keras_hooks.checks.examples_in_branches import decides_by_examples
+from tfdist.strategies.model_parallel import nested
+from tfdist.strategies.private_api import patches
 
 VARIABLE = keras.Variable(1.0)
 
@@ -71,10 +73,22 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", [*BY_EXAMPLES, *OTHERS])
-def test_branches_and_loops_by_examples_are_found_and_no_others(name):
-    branches = {**BY_EXAMPLES, **OTHERS}[name]
+def found(branches):
     function = tf.function(lambda x, draw: branches(x), autograph=False).get_concrete_function(
         tf.TensorSpec([None, 4]), tf.TensorSpec([], tf.int32)
     )
-    assert decides_by_examples(function, 1) == (name in BY_EXAMPLES)
+    return decides_by_examples(function, 1)
+
+
+@pytest.mark.parametrize("name", [*BY_EXAMPLES, *OTHERS])
+def test_branches_and_loops_by_examples_are_found_and_no_others(name):
+    assert found({**BY_EXAMPLES, **OTHERS}[name]) == (name in BY_EXAMPLES)
+
+
+@pytest.mark.parametrize("name", ["a branch", "a loss of Keras with branches"])
+def test_the_same_holds_where_functions_of_tensorflow_are_replaced(name, monkeypatch):
+    for point in patches.NESTED_OPERATIONS.values():
+        monkeypatch.setattr(point.owner, point.name, point.original)
+        monkeypatch.setattr(point, "_replacements", [])
+    nested.install()
+    assert found({**BY_EXAMPLES, **OTHERS}[name]) == (name in BY_EXAMPLES)

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks.replicas import same_rows
 
 POSITIONS = tf.Variable([0, 2, 1], dtype=tf.int32)
+GENERATOR = keras.random.SeedGenerator(1)
 ROWS = {
     "positions": (lambda x: tf.range(3), True),
     "positions in a variable": (lambda x: tf.reshape(POSITIONS + 0, [-1]), True),
@@ -17,6 +18,9 @@ ROWS = {
     "a row for each example": (lambda x: tf.range(tf.shape(x)[0]), False),
     "the number of examples among others": (lambda x: tf.concat([tf.shape(x), [0]], axis=0) + 0, False),
     "random rows": (lambda x: tf.random.uniform([3], maxval=4, dtype=tf.int32), False),
+    "random rows of Keras": (lambda x: keras.random.randint([3], 0, 4, seed=GENERATOR), False),
+    "positions from a random one on": (lambda x: tf.range(3) + keras.random.randint([], 0, 2, seed=GENERATOR), False),
+    "random rows that are always the same": (lambda x: keras.random.randint([3], 0, 4, seed=1), True),
 }
 
 

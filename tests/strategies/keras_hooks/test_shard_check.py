@@ -32,12 +32,22 @@ WARNED = {
     "an_optimizer_that_changes_gradients": "Let Signs change them in update_step, which gets their sum over the replicas",
     "a_regularizer_that_compares_examples": ONE_BY_ONE,
     "an_average_that_the_step_uses": ONE_BY_ONE,
+    "a_step_that_computes_with_its_metric": "an update depends on the result of the metric so_far, and every replica counts",
+    "noise_on_its_gradients": "it adds random numbers to its gradients. Every replica draws its own",
+    "a_truth_value_of_an_example": "last something that is no mean over the examples",
     "batch_normalization": "BatchNormalization (bn) normalizes each replica's part",
 }
 UNCHECKED = {
     "random_numbers_without_a_seed": "it draws random numbers that no seed fixes (RandomStandardNormal)",
     "a_branch_by_the_batch": "by a value that it computes from the examples of the batch",
+    "an_update_without_apply": "it changes variables itself, not by the apply of an optimizer",
     "a_variable_of_tensorflow": "it assigns the tf.Variable queue, of which every replica keeps its own value",
+}
+TESTS = {
+    "evaluate_with_a_variable_of_tensorflow": "a metric or layer assigns the tf.Variable its_total, of which every replica keeps its own",
+}
+METRICS = {
+    "a_metric_function_that_compares_examples": "what an example adds to the metric centered_error depends on the other examples",
 }
 EQUAL = (
     "a_mean_of_the_examples",
@@ -58,7 +68,7 @@ EQUAL = (
 FEW = ("contrastive", "sharpness_aware", "a_sum_of_the_examples", "a_mean_of_the_examples", "batch_normalization")
 
 GROUPS = "cluster { nworker_groups: 2 nworkers_per_group: 2 nserver_groups: 1 nservers_per_group: 1 }"
-ALL_STEPS = (*WARNED, *UNCHECKED, *EQUAL)
+ALL_STEPS = (*WARNED, *UNCHECKED, *METRICS, *TESTS, *EQUAL)
 CLUSTERS = {
     "mirrored": ("cluster { nworkers_per_group: 2 nworkers_per_procs: 2 }", ALL_STEPS),
     "multi_worker_mirrored": ("cluster { nworkers_per_group: 2 }", ALL_STEPS if selection.ALL else FEW),
@@ -95,6 +105,18 @@ def test_steps_that_cannot_be_tried_out_are_named_with_the_reason(messages):
         (message,) = messages[name]
         assert message.startswith(f"it was not checked whether the training of {name} (")
         assert ") equals that in one process: " in message and UNCHECKED[name] in message
+
+
+def test_metrics_that_differ_are_named(messages):
+    for name in METRICS.keys() & messages.keys():
+        (message,) = messages[name]
+        assert message.startswith(f"a metric of {name} (") and METRICS[name] in message
+
+
+def test_evaluations_that_differ_are_named(messages):
+    for name in TESTS.keys() & messages.keys():
+        (message,) = messages[name]
+        assert message.startswith(f"evaluate of {name} (") and TESTS[name] in message
 
 
 def test_other_steps_are_not(messages):

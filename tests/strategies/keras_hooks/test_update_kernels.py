@@ -62,3 +62,10 @@ def test_keras_computes_any_other_update(optimizer):
         gradient = tf.IndexedSlices(gradient[:2], tf.constant([0, 3]), tf.constant(SHAPE))
     _, kernels = trained(optimizer, "float32", [gradient], update_kernels._sgd)
     assert not {each for each in kernels if each.startswith("ResourceApply")}
+
+
+def test_the_variable_may_be_one_of_keras():
+    optimizer, variable = keras.optimizers.SGD(0.5), keras.Variable([1.0, 2.0])
+    optimizer.build([variable])
+    tf.function(lambda gradient: update_kernels._sgd(ORIGINAL, optimizer, gradient, variable, 0.5))(tf.constant([2.0, 2.0]))
+    assert variable.numpy().tolist() == [0.0, 1.0]

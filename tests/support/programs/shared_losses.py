@@ -1,6 +1,7 @@
 """Models of shared_batches.py with losses that compare examples, or do not: of the user's, of layers and of Keras."""
 
 import keras
+import tensorflow as tf
 from keras import layers, ops
 from shared_models import case, cross_entropies, similarities, small
 
@@ -167,4 +168,115 @@ def a_mask():
 def a_loss_that_compares_examples_and_is_one_number():
     model = small(name="a_loss_that_compares_examples_and_is_one_number")
     model.compile("sgd", lambda y, z: ops.mean(cross_entropies(similarities(z))))
+    return model
+
+
+class ReadsItsMetric(keras.Sequential):
+    """Trains by how much larger a loss is than those before."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean((self(x) - y) ** 2)
+            self.tracker.update_state(loss)
+            relative = loss / (1.0 + self.tracker.result())
+        self.optimizer.apply(tape.gradient(relative, self.trainable_variables), self.trainable_variables)
+        return {"loss": self.tracker.result()}
+
+
+@case
+def a_step_that_computes_with_its_metric():
+    model = ReadsItsMetric([keras.Input((6,)), layers.Dense(1)], name="a_step_that_computes_with_its_metric")
+    model.tracker = keras.metrics.Mean(name="so_far")
+    model.compile("sgd")
+    return model
+
+
+class UpdatesItself(keras.Sequential):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean((self(x) - y) ** 2)
+        for gradient, weight in zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True):
+            self.optimizer.update_step(gradient, weight, self.optimizer.learning_rate)
+        return {"loss": loss}
+
+
+@case
+def an_update_without_apply():
+    model = UpdatesItself([keras.Input((6,)), layers.Dense(1)], name="an_update_without_apply")
+    model.compile(keras.optimizers.SGD(0.01))
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def centered_error(y_true, y_pred):
+    return ops.abs(y_true - y_pred + ops.mean(y_pred) ** 2)[:, 0]
+
+
+@case
+def a_metric_function_that_compares_examples():
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(1)], name="a_metric_function_that_compares_examples")
+    model.compile("sgd", "mse", metrics=[centered_error])
+    return model
+
+
+class AddsNoise(keras.Sequential):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean((self(x) - y) ** 2)
+        weights = self.trainable_variables
+        gradients = [each + 0.1 * keras.random.normal(each.shape, seed=self.noise) for each in tape.gradient(loss, weights)]
+        self.optimizer.apply(gradients, weights)
+        return {"loss": loss}
+
+
+@case
+def noise_on_its_gradients():
+    model = AddsNoise([keras.Input((6,)), layers.Dense(1)], name="noise_on_its_gradients")
+    model.noise = keras.random.SeedGenerator(1)
+    model.compile("sgd")
+    return model
+
+
+class KeepsAnExample(keras.layers.Layer):
+    """Keeps whether the first feature of the last example is positive, and counts steps."""
+
+    def build(self, shape):
+        self.steps = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="steps")
+        self.last = self.add_weight(shape=(), dtype="bool", initializer="zeros", trainable=False, name="last")
+
+    def call(self, x):
+        self.steps.assign_add(1)
+        self.last.assign(x[-1, 0] > 0)
+        return x
+
+
+@case
+def a_truth_value_of_an_example():
+    model = keras.Sequential([keras.Input((6,)), KeepsAnExample(), layers.Dense(1)], name="a_truth_value_of_an_example")
+    model.compile("sgd", "mse")
+    return model
+
+
+class OfTensorFlow(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__(name="of_tensorflow")
+        self.total = tf.Variable(0.0, trainable=False, name="its_total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(tf.reduce_sum(tf.abs(y_true - y_pred)))
+
+    def result(self):
+        return tf.identity(self.total)
+
+    def reset_state(self):
+        self.total.assign(0.0)
+
+
+@case
+def evaluate_with_a_variable_of_tensorflow():
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(1)], name="evaluate_with_a_variable_of_tensorflow")
+    model.compile("sgd", "mse", metrics=[OfTensorFlow()])
     return model

@@ -1,0 +1,240 @@
+"""Cases of states.py: what a step draws at random, integers, and what is 0 in the first batch."""
+
+import random
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+from state_cases import N, X, Y, case, results_of, trained
+
+
+class NoisyUpdates(keras.optimizers.SGD):
+    """Adds noise to each update, as Langevin dynamics."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.generator = keras.random.SeedGenerator(5)
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient, variable, learning_rate)
+        self.assign_add(variable, 0.01 * keras.random.normal(variable.shape, seed=self.generator))
+
+
+class NoisyUpdatesOfTensorFlow(keras.optimizers.SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient, variable, learning_rate)
+        self.assign_add(variable, 0.01 * tf.random.normal(variable.shape))
+
+
+@case
+def random_numbers_in_an_update(scope):
+    with scope():
+        optimizer = NoisyUpdatesOfTensorFlow(0.02)
+    results = {"of TensorFlow": trained(scope, lambda: [], optimizer=optimizer)["differences"]}
+    for name, arguments in {"compiled": {}, "eager": {"run_eagerly": True}}.items():
+        with scope():
+            optimizer = NoisyUpdates(0.02)
+        results[name] = trained(scope, lambda: [], optimizer=optimizer, **arguments)
+    return results
+
+
+class AddsNoise(keras.Model):
+    """Its step adds noise to the weights, draws others, and looks up rows at random."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.table = keras.layers.Dense(1), keras.layers.Embedding(10, 2, embeddings_initializer="ones")
+        self.generator = keras.random.SeedGenerator(4)
+        self.direction = self.add_weight(shape=(3,), trainable=False, name="direction")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.square(self(x) - y))
+        weights = self.dense.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        for weight in weights:
+            weight.assign_add(0.05 * keras.random.normal(weight.shape, seed=self.generator))
+        self.direction.assign(keras.random.normal((3,), seed=self.generator))
+        return {"error": loss}
+
+
+@case
+def weights_that_a_step_draws(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = AddsNoise()
+        model.build((None, 4))
+        model.compile(keras.optimizers.SGD(0.02))
+    return results_of(model, model.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0).history["error"])
+
+
+class LooksUpAtRandom(AddsNoise):
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            rows = self.table(keras.random.randint((3,), 0, 10, seed=self.generator))
+            loss = ops.mean(data[1] ** 2) * ops.sum(ops.square(rows))
+        self.optimizer.apply(tape.gradient(loss, self.table.trainable_variables), self.table.trainable_variables)
+        return {"loss": loss}
+
+
+@case
+def rows_that_a_step_draws(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = LooksUpAtRandom()
+        model.build((None, 4))
+        model.table.build(None)
+        model.compile(keras.optimizers.SGD(1e-4))
+    model.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
+    return results_of(model, [])["differences"]  # Replicas draw their own.
+
+
+class RatesByLosses(keras.Sequential):
+    """Sets its learning rate by the loss of the batch."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.square(self(x) - y))
+        self.optimizer.learning_rate.assign(0.001 * loss)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"error": loss}
+
+
+@case
+def a_learning_rate_by_the_batch(scope):
+    results = {}
+    for name, arguments in {"compiled": {}, "eager": {"run_eagerly": True}}.items():
+        with scope():
+            keras.utils.set_random_seed(1)
+            model = RatesByLosses([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.Adam(0.02), **arguments)
+        model.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0)
+        results[name] = [results_of(model, []), float(ops.convert_to_numpy(model.optimizer.learning_rate))]
+    return results
+
+
+class Noise(keras.layers.Layer):
+    def call(self, x, training=False):
+        return x + keras.random.normal(ops.shape(x)) if training else x
+
+
+@case
+def numbers_without_a_seed_after_clear_session(scope):
+    losses = []
+    for _ in range(2):
+        keras.utils.clear_session()
+        losses += trained(scope, lambda: [Noise()], epochs=1)["losses"]
+    return losses[0] - losses[1]
+
+
+@case
+def numbers_without_a_seed_in_a_step_that_runs_eagerly(scope):
+    """One generator gives all of them: it is made once, and draws its seed from `random` then."""
+    states = []
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: states.append(random.getstate()))
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), Noise(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.02), "mse", run_eagerly=True)
+    model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0, callbacks=[callback])
+    return {"same": float(states[0] == states[1]), "differences": results_of(model, [])["differences"]}
+
+
+class KeepsIntegers(keras.layers.Layer):
+    """Keeps a number and a truth value of its first example."""
+
+    def build(self, shape):
+        self.first = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="first")
+        self.is_positive = self.add_weight(shape=(), dtype="bool", initializer="zeros", trainable=False, name="is_positive")
+        self.steps = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="steps")
+
+    def call(self, x, training=False):
+        if training:
+            self.first.assign(ops.cast(100 * x[0, 0], "int32"))
+            self.is_positive.assign(x[0, 0] > 0)
+            self.steps.assign_add(1)
+        return x
+
+
+@case
+def integers_that_depend_on_the_batch(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), KeepsIntegers(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.02), "mse")
+    model.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
+    values = [getattr(v.value, "values", [v.value]) for v in model.layers[0].variables]
+    return [[float(value) for value in (each[0], each[-1])] for each in values]
+
+
+class Adds(keras.metrics.Metric):
+    """Adds a number of a batch, and counts the batches."""
+
+    def __init__(self, number, name):
+        super().__init__(name=name)
+        self.number = number
+        self.total, self.batches = (self.add_variable((), "zeros", name=each) for each in ("total", "batches"))
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(self.number(ops.cast(y_true > 0.5, "float32")))
+        self.batches.assign_add(1.0)
+
+    def result(self):
+        return self.total / (self.batches + 1e-7)
+
+
+class AddsSum(keras.layers.Layer):
+    """Adds a sum over the examples as a loss, with a weight that is 0 at first."""
+
+    def build(self, shape):
+        self.factor = self.add_weight(shape=(), initializer="zeros", trainable=False, name="factor")
+
+    def call(self, x):
+        self.add_loss(self.factor * ops.sum(ops.square(x)))
+        return x
+
+
+@case
+def what_is_zero_in_the_first_batch(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), AddsSum(), keras.layers.Dense(1)])
+        metrics = [Adds(ops.mean, "mean_of_batch"), Adds(ops.sum, "sum_over_examples")]
+        model.compile(keras.optimizers.SGD(0.02), "mse", metrics=metrics)
+
+    def raise_factor(epoch, logs):
+        model.layers[1].factor.assign(0.01 * epoch)
+
+    y = np.where(np.arange(N)[:, None] < 20, 0, Y)
+    callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=raise_factor)]
+    history = model.fit(X, y, batch_size=10, epochs=3, shuffle=False, verbose=0, callbacks=callbacks).history
+    return {**history, **results_of(model, [])}
+
+
+class AddsSumsInTraining(keras.Sequential):
+    """Its metric gets sums over the examples in training, and means in tests."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.error.update_state(ops.sum(ops.square(self(data[0]) - data[1])))
+        return {**logs, "error": self.error.result()}
+
+    def test_step(self, data):
+        self.error.update_state(ops.mean(ops.square(self(data[0]) - data[1])))
+        return {"error": self.error.result()}
+
+
+@case
+def a_metric_that_gets_sums_in_training_and_means_in_tests(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = AddsSumsInTraining([keras.Input((4,)), keras.layers.Dense(1)])
+        model.error = keras.metrics.Mean(name="error")
+        model.compile(keras.optimizers.SGD(0.02), "mse")
+    return model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0, validation_data=(X, Y)).history
