@@ -20,6 +20,7 @@ from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedIterator, at_least_one, examples_of, per_replica
 from tfdist.strategies.inputs.batches import as_tensors, rows_of, without_optionals
 from tfdist.strategies.inputs.source import EmptyDatasetError
+from tfdist.strategies.keras_hooks.checks import metric_sums
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.checks.step_trial import are_dense, joined
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimizers
@@ -146,6 +147,7 @@ class TrainingLoop:
         """Tries the step out on two examples of a shard or more, or of all shards. Every task has them, or none."""
         if self._check is None:
             return
+        metric_sums.note(self._metrics.shared_variables())
         examples, shards = int(element["examples"]), [without_optionals(shard) for shard in element["shards"]]
         if examples >= 2 * self._layout.replicas:
             self._check.run(shards[0], examples)

@@ -23,7 +23,7 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
     if replica is None or in_stateless_scope() or not tf.distribute.get_replica_context():
         return original(variable, value)
     if replica.recorded is not None:
-        if variable.synchronization == "on_read":
+        if metric_sums.is_counted(variable):
             metric_trial.record(replica, variable, value)
         elif tf.as_dtype(variable.dtype).is_floating:
             tensor = tf.convert_to_tensor(value)

@@ -32,6 +32,11 @@ def note(variables: Iterable[Any]) -> None:
     _noted.update({id(variable): variable for variable in variables})
 
 
+def is_counted(variable: Any) -> bool:
+    """Returns whether the replicas add up what they add to a Keras variable, because it is a metric's."""
+    return variable.synchronization == "on_read" or id(variable) in _noted
+
+
 def check(replica: Replica, variable: Any, value: Any) -> None:
     """Warns, once for each metric, if a step of a replica that is not alone assigns no sum to the state of a metric.
 
@@ -42,8 +47,7 @@ def check(replica: Replica, variable: Any, value: Any) -> None:
     """
     groups = getattr(replica.strategy, "worker_groups", ())
     is_alone = replica.share is None and len(groups) < 2
-    is_counted = variable.synchronization == "on_read" or id(variable) in _noted
-    if is_alone or not is_counted or variable.path in _warned or not isinstance(value, tf.Tensor):
+    if is_alone or not is_counted(variable) or variable.path in _warned or not isinstance(value, tf.Tensor):
         return
     if tf.executing_eagerly() or adds(value, tf.convert_to_tensor(variable.value).op.inputs[0]) is not False:
         return

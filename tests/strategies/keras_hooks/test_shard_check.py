@@ -64,6 +64,7 @@ EQUAL = (
     "a_loss_that_compares_examples_and_is_one_number",
     "synchronized_normalization",
     "an_embedding",
+    "a_metric_with_variables_of_its_own",
 )
 FEW = ("contrastive", "sharpness_aware", "a_sum_of_the_examples", "a_mean_of_the_examples", "batch_normalization")
 
