@@ -96,10 +96,8 @@ def of_first(replica: Replica) -> set[int]:
     def is_of_first(key: int, variable: Any, values: list[Any]) -> bool:
         if not tf.as_dtype(variable.dtype).is_floating:
             return _differs(replica, key, keys, set())
-        if any(
-            depends_on_batch(each, of_random=False) for each in _tensors(values)
-        ):  # Averages of layers, of which there are many.
-            return False
+        if any(depends_on_batch(each, of_random=False) for each in _tensors(values)):
+            return False  # The usual case first: averages of layers, of which there are many.
         return not _differs(replica, key, keys, set(), of_random=False) and _differs(replica, key, keys, set())
 
     given = replica.given.items()
