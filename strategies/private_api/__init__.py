@@ -37,7 +37,8 @@ DistributedVariable: Any = need("tensorflow.python.distribute.values", "Distribu
 CompileLoss: Any = need("keras.src.trainers.compile_utils", "CompileLoss")
 # Where random operations without a seed get theirs.
 seed_generator_module: Any = need("keras.src.random", "seed_generator")
-GLOBAL_SEED_GENERATOR: str = need("keras.src.random.seed_generator", "GLOBAL_SEED_GENERATOR")
+# Keras 3.10 writes the name out.
+GLOBAL_SEED_GENERATOR: str = getattr(seed_generator_module, "GLOBAL_SEED_GENERATOR", "global_seed_generator")
 tf_random_seed: Any = need("tensorflow.python.framework", "random_seed")
 
 # The operations that Keras' layers call on TensorFlow.
