@@ -253,9 +253,7 @@ class ModelBackup:
         Returns:
             False if the epoch is about to end, which saves.
         """
-        if (
-            model.stop_training
-        ):  # Keras makes no more steps, and a backup within the epoch would have the next process make them.
+        if model.stop_training:  # Keras makes no more steps. With a backup within the epoch the next process would make them.
             return False
         hooks = hooks_of(model.distribute_strategy)
         done = batches if hooks is None else hooks.batches_done(model, batches)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 
+import environments
 import pytest
 import slurm_here
 from tools import needs
@@ -17,14 +18,7 @@ from tfdist.errors import ClusterError
 
 def step(rank=0, nodes="n1,n2", counts="2,1", **more):
     size = sum(int(count.partition("(")[0]) * int(count.partition("x")[2].rstrip(")") or 1) for count in counts.split(","))
-    return {
-        "SLURM_JOB_ID": "0",
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NUM_TASKS": str(size),
-        "SLURM_STEP_NODELIST": nodes,
-        "SLURM_STEP_TASKS_PER_NODE": counts,
-        "SLURM_PROCID": str(rank),
-    } | {f"SLURM_{name}": str(value) for name, value in more.items()}
+    return environments.slurm(rank, size, nodes, counts) | {f"SLURM_{name}": str(value) for name, value in more.items()}
 
 
 def addresses(environ):

@@ -7,6 +7,21 @@ import pytest
 pytestmark = pytest.mark.cluster
 
 
+def call_at_once(functions, times):
+    """Calls each function of an integer so many times, all at once."""
+    import tensorflow as tf
+
+    def run(function):
+        for _ in range(times):
+            function(tf.constant(1))
+
+    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 @pytest.mark.parametrize("independent", [False, True])
 def test_no_update_in_a_critical_section_is_lost(independent):
     import tensorflow as tf
@@ -25,15 +40,7 @@ def test_no_update_in_a_critical_section_is_lost(independent):
 
         return add.get_concrete_function(tf.TensorSpec([], tf.int32))
 
-    def run(function):
-        for _ in range(30):
-            function(tf.constant(1))
-
-    threads = [threading.Thread(target=run, args=(make(),)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    call_at_once([make() for _ in range(4)], 30)
     assert int(variable) == 120
 
 
@@ -78,13 +85,5 @@ def test_a_condition_ends_before_the_lock_is_released():
 
         return step.get_concrete_function(tf.TensorSpec([], tf.int32))
 
-    def run(function):
-        for _ in range(30):
-            function(tf.constant(1))
-
-    threads = [threading.Thread(target=run, args=(make(),)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    call_at_once([make() for _ in range(4)], 30)
     assert int(variable) == 120

@@ -2,6 +2,7 @@
 
 import keras
 import tensorflow as tf
+from fit_options import MeanError
 from keras import layers, ops
 from shared_models import case, cross_entropies, similarities, small
 
@@ -282,27 +283,8 @@ def evaluate_with_a_variable_of_tensorflow():
     return model
 
 
-class OwnVariables(keras.metrics.Metric):
-    """Makes its variables without `add_variable`."""
-
-    def __init__(self):
-        super().__init__(name="own_variables")
-        self.total, self.count = keras.Variable(0.0), keras.Variable(0.0)
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.total.assign(self.total + ops.sum(ops.abs(y_true - y_pred)))
-        self.count.assign(self.count + ops.cast(ops.shape(y_true)[0], "float32"))
-
-    def result(self):
-        return self.total / self.count
-
-    def reset_state(self):
-        self.total.assign(0.0)
-        self.count.assign(0.0)
-
-
 @case
 def a_metric_with_variables_of_its_own():
     model = keras.Sequential([keras.Input((6,)), layers.Dense(1)], name="a_metric_with_variables_of_its_own")
-    model.compile("sgd", "mse", metrics=[OwnVariables()])
+    model.compile("sgd", "mse", metrics=[MeanError()])
     return model
