@@ -121,7 +121,7 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
     @property
     def seconds_traced(self) -> float:
         """How long functions of worker groups have been traced until now."""
-        return tracing_lock.held
+        return tracing_lock.seconds_held
 
     def say_no_more(self) -> None:
         """The program has ended: all workers and ps leave now, and none is missed."""

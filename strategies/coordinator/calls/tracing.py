@@ -23,8 +23,8 @@ class TracingLock:
         self._since = self._begin = clock()
 
     @property
-    def held(self) -> float:
-        """Seconds for which the lock was held until now."""
+    def seconds_held(self) -> float:
+        """For how long the lock has been held, in all."""
         return self._clock() - self._begin - self.now()
 
     def now(self) -> float:

@@ -12,6 +12,6 @@ def test_the_clock_stands_still_while_a_function_is_traced():
     time.now += 1.0
     with lock, lock:
         time.now += 3.0
-        assert lock.now() - begin == 1.0 and lock.held == 3.0
+        assert lock.now() - begin == 1.0 and lock.seconds_held == 3.0
     time.now += 0.5
-    assert lock.now() - begin == 1.5 and lock.held == 3.0
+    assert lock.now() - begin == 1.5 and lock.seconds_held == 3.0
