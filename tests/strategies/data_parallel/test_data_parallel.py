@@ -158,7 +158,6 @@ FOR_A_RELEASE = (  # Other arguments of the same functions as in cases that run 
     "sgd_momentum",
     "steps_per_execution",
     "inputs_and_outputs_by_name",
-    "jit_compile",  # test_contract.py has it, too.
     "loss_that_is_a_sum",
     "a_loss_function_that_returns_a_mean_with_steps_per_execution",
     "a_loss_class_with_a_sum_inside",
@@ -174,11 +173,24 @@ FOR_A_RELEASE = (  # Other arguments of the same functions as in cases that run 
     "an_own_train_step_with_optimizers_in_a_dict",
     "an_own_train_step_with_an_optimizer_for_later",
     "losses_that_override_call",
+    "a_loss_function_that_returns_a_sum",
+    # test_contract.py has these for each change.
+    "jit_compile",
+    "ema_overwrite_frequency",
+    "own_train_step",
+    "an_own_compute_loss",
+    "a_model_without_call",
+    "the_same_with_steps_per_execution",
+    "gradient_accumulation_steps",
+    "clipping_by_the_norm_of_all_gradients",
 )
 EACH_ONCE = tuple(case for case in (*FEW, *IN_ONE_TASK) if case not in (*FOR_A_RELEASE, *OF_TASKS))
 CLUSTERS = {
     "mirrored": (1, (*FEW, *SUMS_AND_CLASSES, *OWN_STEPS, *LOSSES) if selection.ALL else EACH_ONCE),
-    "multi_worker_mirrored": (2, tuple(f"not:{case}" for case in IN_ONE_TASK if not selection.ALL)),
+    "multi_worker_mirrored": (
+        2,
+        tuple(f"not:{case}" for case in dict.fromkeys((*IN_ONE_TASK, *FOR_A_RELEASE)) if not selection.ALL),
+    ),
     "multi_worker_mirrored, two replicas each": (2, FEW if selection.ALL else OF_BOTH),
 }
 """Name of a cluster -> the number of its tasks, and the cases that it runs, or after `not:` those that it does not."""
