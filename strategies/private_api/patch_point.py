@@ -6,6 +6,7 @@ from typing import Any
 
 from tfdist.errors import UnsupportedVersionError
 from tfdist.strategies.private_api.checks import need_function
+from tfdist.strategies.private_api.tracebacks import leave_out_own_frames
 
 Replacement = Callable[..., Any]
 
@@ -50,7 +51,11 @@ class PatchPoint:
 
         @functools.wraps(original)
         def replaced(*args: Any, **kwargs: Any) -> Any:
-            return replacement(original, *args, **kwargs)
+            try:
+                return replacement(original, *args, **kwargs)
+            except Exception as error:
+                leave_out_own_frames(error)
+                raise
 
         setattr(self.owner, self.name, replaced)
 
