@@ -48,8 +48,8 @@ def resolve_cluster(cfg: object, rendezvous: Rendezvous) -> Cluster:
         described = dataclasses.replace(described.outline(), task=None)  # Nobody has to meet.
     if launched is None:
         return described
-    if described == launched:  # Equality ignores the task, and the description may have none.
-        return dataclasses.replace(described, task=described.task or launched.task)
+    if described == launched:  # Equality ignores the task. A description is the same for all, whatever task it names.
+        return dataclasses.replace(described, task=launched.task or described.task)
     if isinstance(launched, RankInfo):
         has_open_hosts = any(task.host is None for task in described.tasks)
         launched = rendezvous(launched) if has_open_hosts and len(described.tasks) > 1 else launched.outline()
@@ -117,14 +117,15 @@ def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:
         begin["worker"] = launched.min_workers
     if _jobs(described) not in (jobs, begin) and _jobs(prepared(asked)) not in (jobs, begin):
         raise _contradiction(described.source, described.describe(), launched)
-    if described.task is None:  # Otherwise it is TF_CONFIG itself, changed by flags.
+    is_itself = described.source == launched.source  # TF_CONFIG, changed by flags.
+    if not is_itself:
         described = dataclasses.replace(
             described,
             sync_period=launched.sync_period if launched.says_sync_period else described.sync_period,
             synchronization=dataclasses.replace(described.synchronization, **launched.synchronization.non_default()),
         )
     # Slots of tasks that compute may be those that the launcher's flags ask for.
-    known, is_itself = {task.name: task for task in described.tasks}, described.task is not None
+    known = {task.name: task for task in described.tasks}
     tasks = tuple(
         dataclasses.replace(task, slots=known[task.name].slots, gpus=known[task.name].gpus)
         if task.name in known and (is_itself or task.job == "ps" or (task.slots, task.gpus) == (1, 0))
@@ -134,8 +135,8 @@ def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:
     return dataclasses.replace(
         described,
         tasks=tasks,
-        worker_groups=_groups("worker", tasks, described, launched),
-        server_groups=_groups("ps", tasks, described, launched),
+        worker_groups=_groups("worker", tasks, described, launched, is_itself),
+        server_groups=_groups("ps", tasks, described, launched, is_itself),
         separate_servers=described.separate_servers and launched.separate_servers,
         share_memory=described.share_memory and launched.share_memory,
         task=launched.task,
@@ -151,7 +152,7 @@ def _jobs(cluster: Cluster) -> Counter[str]:
     return Counter(task.job for task in cluster.training_tasks)
 
 
-def _groups(job: str, tasks: tuple[Task, ...], described: Cluster, launched: Cluster) -> Groups:
+def _groups(job: str, tasks: tuple[Task, ...], described: Cluster, launched: Cluster, is_itself: bool) -> Groups:
     """Returns the groups of the workers or ps in `tasks`: those of the description, or where it says nothing, of TF_CONFIG.
 
     Raises:
@@ -165,7 +166,7 @@ def _groups(job: str, tasks: tuple[Task, ...], described: Cluster, launched: Clu
     plain = dataclasses.replace(launched, worker_groups=(), server_groups=())
     if given == getattr(plain, name) or [task.slots for task in launched.job(job)] != slots:
         given = ()
-    if has_slots and not (is_usual and given and described.task is None):
+    if has_slots and not (is_usual and given and not is_itself):
         own: Groups = getattr(described, name)
         return own
     if not is_usual and not given:

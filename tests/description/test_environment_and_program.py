@@ -49,6 +49,25 @@ def test_a_description_equal_to_tf_config_keeps_the_task(environ, worker):
     assert resolved().task == ("worker", 1)
 
 
+def test_a_description_that_names_a_task_is_that_of_all_processes(environ):
+    spec = {"chief": ["e:1"], "worker": WORKERS[:2], "ps": ["p:1"]}
+    own = {"type": "worker", "index": 1}
+    named = {"cluster": spec, "task": {"type": "worker", "index": 0}}
+    environ({"TF_CONFIG": json.dumps({"cluster": spec, "task": own})})
+    assert resolved(named).task == ("worker", 1)
+    flags_of_tf1 = f"x --chief_hosts=e:1 --worker_hosts={','.join(WORKERS[:2])} --ps_hosts=p:1 --job_name=ps --task_index=0"
+    assert resolved(flags_of_tf1).task == ("worker", 1)
+    # What the launcher was asked for counts, as beside a description without a task.
+    asked = {
+        "strategy": "hogwild",
+        "sync_period": 8,
+        "synchronization": {"outer": "elastic"},
+        "slots": {"worker": [[2, 2]] * 2},
+    }
+    environ({"TF_CONFIG": json.dumps({"cluster": spec, "task": own, "tfdist": asked})})
+    assert resolved(named) == resolved() == resolved({"cluster": spec})
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
