@@ -155,26 +155,32 @@ def _jobs(cluster: Cluster) -> Counter[str]:
 def _groups(job: str, tasks: tuple[Task, ...], described: Cluster, launched: Cluster, is_itself: bool) -> Groups:
     """Returns the groups of the workers or ps in `tasks`: those of the description, or where it says nothing, of TF_CONFIG.
 
+    They are empty, which means the usual ones, where neither has others.
+
     Raises:
         ClusterError: if the description puts the slots of its tasks into groups, and TF_CONFIG alone says how many there are.
     """
-    name = "worker_groups" if job == "worker" else "server_groups"
-    slots = [task.slots for task in tasks if task.job == job]
-    has_slots = [task.slots for task in described.job(job)] == slots
-    is_usual = dataclasses.replace(described, worker_groups=(), server_groups=()) == described
-    given: Groups = getattr(launched, name)
-    plain = dataclasses.replace(launched, worker_groups=(), server_groups=())
-    if given == getattr(plain, name) or [task.slots for task in launched.job(job)] != slots:
+    own, given, slots = _unusual(job, described), _unusual(job, launched), [task.slots for task in tasks if task.job == job]
+    if [task.slots for task in launched.job(job)] != slots:
         given = ()
-    if has_slots and not (is_usual and given and not is_itself):
-        own: Groups = getattr(described, name)
+    says_groups = any(_unusual(each, described) for each in ("worker", "ps"))
+    if [task.slots for task in described.job(job)] == slots and (says_groups or is_itself or not given):
         return own
-    if not is_usual and not given:
+    if own and not given:
         raise described.source.error(
             f"the program puts the slots of its {job} tasks into groups, and {launched.source.name} gives them others; "
             "describe the groups with these"
         )
     return given
+
+
+def _unusual(job: str, cluster: Cluster) -> Groups:
+    """Returns the groups of the workers or ps of a cluster; empty if they are those that a description without groups has."""
+    if job == "worker":
+        groups, usual = cluster.worker_groups, dataclasses.replace(cluster, worker_groups=()).worker_groups
+    else:
+        groups, usual = cluster.server_groups, dataclasses.replace(cluster, server_groups=()).server_groups
+    return () if groups == usual else groups
 
 
 def _with_launched_processes(described: Cluster, launched: Cluster) -> Cluster:

@@ -169,6 +169,15 @@ def test_slots_that_the_launcher_gives_count_with_a_description(environ, describ
     ]
 
 
+def test_slots_that_the_launcher_gives_the_workers_leave_groups_of_servers_alone(environ):
+    hogwild = "cluster { nworker_groups: 2 nserver_groups: 2 }"
+    config = {"cluster": {"chief": ["e:1"], "worker": WORKERS[:2], "ps": ["p:1", "q:1"]}, "task": {"type": "chief", "index": 0}}
+    extension = {"slots": {"worker": [[2, 0], [2, 0]]}, "server_groups": [[0], [1]]}  # tfdist run --partition_devices 2
+    environ({"TF_CONFIG": json.dumps(config | {"tfdist": extension})})
+    cluster = resolved(hogwild)
+    assert (cluster.worker_groups, cluster.server_groups) == (((0, 1), (2, 3)), ((0,), (1,)))
+
+
 def test_the_launchers_job_dir_counts_with_a_description(environ):
     config = {"cluster": {"chief": ["e:1"]}, "task": {"type": "chief", "index": 0}}
     described = {"scaleTier": "BASIC", "jobDir": "described"}
