@@ -94,6 +94,8 @@ def test_forced_hogwild_has_a_period_of_16_if_the_description_sets_none(monkeypa
     assert from_flags("--strategy=hogwild").sync_period == 16
     monkeypatch.setenv("TF_CONFIG", json.dumps(PS | {"tfdist": {"sync_period": 4}}))
     assert from_flags("--strategy=hogwild").sync_period == 4
+    monkeypatch.setenv("TF_CONFIG", json.dumps(PS | {"tfdist": {"sync_period": 1}}))
+    assert from_flags("--strategy=hogwild").sync_period == 1
 
 
 @pytest.mark.parametrize("groups", ["nserver_groups: 2", "nserver_groups: 1"])
