@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from tfdist.cluster import Cluster
 from tfdist.dialects.parsing.document import MAX_TASKS, close, shown
-from tfdist.dialects.parsing.values import Values
+from tfdist.dialects.parsing.values import FALSE, Values
 from tfdist.errors import ClusterError, Source, nearest
 from tfdist.rank_info import UnplacedError
 
@@ -51,18 +51,24 @@ def options(
 
     Raises:
         ClusterError: for an option without its value, for an abbreviation of several options, and for an unknown option (in a
-            program: one that resembles a known one that is not given).
+            program: one that resembles a known one that is not given; and `--switch False`).
     """
     found: dict[str, str] = {}
     similar: dict[str, str] = {}  # Of a program: a known option -> how one that resembles it is written.
     rest = iter(words)
+    bare = ""
     for word in rest:
         if not is_program:
             check_variable(word, source)
+        switch, bare = bare, ""
         if not word.startswith("-") or word in ("-", "--"):
-            if is_program:
-                continue
-            break
+            if not is_program:
+                break
+            if switch and word.lower() in FALSE:
+                raise source.error(
+                    f"absl reads it as true, whatever word is behind it; write --{switch}={word}", field=f"--{switch}"
+                )
+            continue
         name, equals, value = word.partition("=")
         if word[1:2] in (letters or {}) and not equals and len(word) > 2:
             name, equals, value = word[:2], "=", word[2:]  # -r3
@@ -77,6 +83,7 @@ def options(
             found[name] = value
         elif name in switches:
             found[name] = value if equals else "true"
+            bare = "" if equals else name
         elif name.removeprefix("no") in switches and not equals:
             found[name.removeprefix("no")] = "false"  # gflags
         elif not is_program:
