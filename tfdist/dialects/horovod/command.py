@@ -10,7 +10,7 @@ from collections import Counter
 
 from tfdist.cluster import Cluster
 from tfdist.dialects.horovod.hosts import Hosts, cluster_of, merged, parse_hostfile, parse_hosts
-from tfdist.dialects.parsing.command_line import check_variable, full_name
+from tfdist.dialects.parsing.command_line import check_single, check_variable, full_name
 from tfdist.dialects.parsing.document import MAX_TASKS, decode, read_bytes, shown
 from tfdist.dialects.parsing.shell import has_variable
 from tfdist.dialects.parsing.values import Values
@@ -142,6 +142,7 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
             )
         found[meaning] = value
         position += count
+    check_single(words[position:], source)
     if ":" in words[position:]:
         raise source.error("the command line starts several programs (`:`); tfdist runs one program on every task")
     for name in _MPI_REFUSED:

@@ -1,7 +1,8 @@
 """The options of a command line. Nothing is ever executed."""
 
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tfdist.cluster import Cluster
 from tfdist.dialects.parsing.document import MAX_TASKS, close, shown
@@ -12,6 +13,13 @@ from tfdist.rank_info import UnplacedError
 _ONLY_VARIABLE = re.compile(
     r"\$(?:\w+|[@*]|\{[^}]*\})|(?:\$\((?!which |command -v )|`(?!which ))(?!.*[)`]/[^)`]*\Z).*", re.ASCII | re.DOTALL
 )
+
+
+_STARTERS = frozenset(
+    {"torchrun", "horovodrun", "torch.distributed.run", "torch.distributed.launch", "paddle.distributed.launch", "fleetrun"}
+    | {"accelerate-launch", "accelerate.commands.launch", "deepspeed"}
+)
+"""Launchers that start processes on each task of another one."""
 
 
 def names(text: str) -> frozenset[str]:
@@ -63,6 +71,7 @@ def options(
         switch, bare = bare, ""
         if not word.startswith("-") or word in ("-", "--"):
             if not is_program:
+                check_single([word, *rest], source)
                 break
             if switch and word.lower() in FALSE:
                 raise source.error(
@@ -100,6 +109,20 @@ def options(
             field=shown(similar[meant], 40)[1:-1],
         )
     return Values(source, found, "--")
+
+
+def check_single(program: Sequence[str], source: Source) -> None:
+    """Raises ClusterError if the program of a launcher is another launcher, which each task would start."""
+    for before, word, after in zip(("", *program), program, (*program[1:], ""), strict=False):
+        if word.endswith(".py"):
+            return
+        name = os.path.basename(word)
+        is_value = before.startswith("-") and before not in ("-m", "-i", "-E")  # `python -m`, `env -i`, `sudo -E`
+        if not is_value and (name in _STARTERS or (name, after) == ("accelerate", "launch")):
+            raise source.error(
+                f"this launcher starts {word} on every task, and each of these starts processes; give the command of one "
+                "launcher"
+            )
 
 
 def is_variable(word: str) -> bool:
