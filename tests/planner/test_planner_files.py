@@ -235,3 +235,10 @@ def test_a_cluster_keeps_the_hosts_and_machines_of_the_description():
     together = cluster_of(Option("parameter_server", 2, 2, colocated=True), hosts, Machines(), Synchronization())
     assert [task.host for task in together.job("ps")] == ["a", "b"]
     assert option_of(together) == Option("parameter_server", 2, 2, colocated=True)
+
+
+def test_further_tasks_have_the_devices_of_those_that_are_described():
+    described = {"cluster": {"worker": ["a:1", "b:1"]}, "tfdist": {"slots": {"worker": [[2, 2], [2, 2]]}}}
+    cluster = cluster_of(Option("hogwild", 3, 1), read_cluster(described), Machines(), Synchronization())
+    assert [(task.host, task.slots, task.gpus) for task in cluster.job("worker")] == [("a", 2, 2), ("b", 2, 2), (None, 2, 2)]
+    assert [(task.host, task.slots, task.gpus) for task in cluster.job("ps")] == [(None, 1, 0)]

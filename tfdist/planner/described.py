@@ -129,14 +129,15 @@ def _begins_with(option: Option, base: Cluster) -> int | None:
 
 
 def _task(job: str, index: int, base: Cluster | None, machines: Machines) -> Task:
-    """Returns the task of the description, or a new one like its first; a colocated chief of the description stays."""
+    """Returns the task of the description, or one with the devices of its first, whose host is open."""
     if base is None:
         return Task(job, index)
     known = base.job(job)
     if index < len(known):
         return known[index]
-    has_types = any(task.machine_type for task in base.tasks)
-    return Task(job, index, machine_type=getattr(machines, job) if has_types else None)
+    first = known[0] if known else Task(job, index)
+    kind = getattr(machines, job) if any(task.machine_type for task in base.tasks) else None
+    return dataclasses.replace(first, index=index, host=None, port=None, machine_type=first.machine_type or kind)
 
 
 def without_strategy(cluster: Cluster) -> tuple[Cluster, str]:
