@@ -5,15 +5,17 @@ import json
 import os
 
 import pytest
+from absl import flags
 from costs_of import measured
 
 from tfdist.dialects import read as read_cluster
 from tfdist.dialects.parsing import document
 from tfdist.errors import ClusterError
+from tfdist.flags import define_flags
 from tfdist.partition import Partition
 from tfdist.planner import chart, link, measurement, prices, table
 from tfdist.planner.costs import Costs
-from tfdist.planner.described import cluster_of, option_of, option_with
+from tfdist.planner.described import cluster_of, option_of, option_with, without_strategy
 from tfdist.planner.option import Hardware, Option
 from tfdist.planner.predict import predict
 from tfdist.planner.prices import Machines
@@ -242,3 +244,14 @@ def test_further_tasks_have_the_devices_of_those_that_are_described():
     cluster = cluster_of(Option("hogwild", 3, 1), read_cluster(described), Machines(), Synchronization())
     assert [(task.host, task.slots, task.gpus) for task in cluster.job("worker")] == [("a", 2, 2), ("b", 2, 2), (None, 2, 2)]
     assert [(task.host, task.slots, task.gpus) for task in cluster.job("ps")] == [(None, 1, 0)]
+
+
+def test_flags_in_place_of_words_that_a_language_lacks_are_read_as_they_are_meant():
+    options = Synchronization(adaptive=True, average_momentum=False, weights="examples")
+    cluster = dataclasses.replace(read_cluster("STANDARD_1"), strategy="hogwild", sync_period=8, synchronization=options)
+    _, text = without_strategy(cluster)
+    values = flags.FlagValues()
+    define_flags(values)
+    assert values(["train.py", *text.split()]) == ["train.py"]
+    assert (values.strategy, values.sync_period, values.adaptive, values.average_momentum) == ("hogwild", 8, True, False)
+    assert values.synchronization_weights == "examples"

@@ -151,7 +151,8 @@ def without_strategy(cluster: Cluster) -> tuple[Cluster, str]:
     if cluster.strategy == "hogwild":
         flags.append(f"--sync_period {cluster.sync_period}")
     for name, value in cluster.synchronization.non_default().items():
-        flags.append(f"--{'synchronization_weights' if name == 'weights' else name} {value}")
+        flag = "synchronization_weights" if name == "weights" else name
+        flags.append(f"--{'' if value else 'no'}{flag}" if isinstance(value, bool) else f"--{flag} {value}")
     return dataclasses.replace(
         cluster, strategy=None, sync_period=1, synchronization=Synchronization(), min_workers=None
     ), " ".join(flags)
