@@ -131,7 +131,9 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
             raise source.error("the value of this option is missing", field=written)
         meaning = _MEANINGS.get(name, name)
         value = value if equals else words[position]
-        if meaning in _NAMES and found.get(meaning, value) != value:  # Others are repeated: -x A -x B, --mca X 1 --mca Y 2.
+        if name in ("H", "host") and not is_horovod and meaning in found:
+            value = f"{found[meaning]},{value}"  # Open MPI takes all of them.
+        elif meaning in _NAMES and found.get(meaning, value) != value:  # Others are repeated: -x A -x B, --mca X 1 --mca Y 2.
             raise source.error(f"this is given twice, as {shown(found[meaning])} and {shown(value)}", field=written)
         if name in ("hosts", "ppn", "f") and not is_horovod:
             found["hydra"] = ""  # MPICH's spelling.
