@@ -34,6 +34,8 @@ _PYTHON_VALUED = frozenset({"-W", "-X", "-Q", "--check-hash-based-pycs"})
 _SETTERS = frozenset({"env", "sudo"})
 _SETTERS_VALUED = frozenset({"-u", "--unset", "--user", "-g", "--group", "-C", "-D", "--chdir"})
 """Programs that take variables for the program behind them, and their options whose value is a word of its own."""
+_CONTAINERS = frozenset({"docker", "nvidia-docker", "podman"})
+"""Programs that take such variables as values of `-e` and `--env`."""
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh", "script"})
 _WHICH = re.compile(r"(?:\$\(|`)(?:which|command -v) ([\w./-]+)[)`]", re.ASCII)
 _SHEBANG = re.compile(r"#!.*\b(?:ba|z|da|k)?sh\b")
@@ -150,7 +152,8 @@ def _launch(command: ShellCommand, variables: Mapping[str, str], source: Source,
 
 
 def _of_env(words: Sequence[str]) -> dict[str, str]:
-    """Returns the variables that `env A=1 torchrun` or `sudo A=1 torchrun` gives the program, also behind `time` and such."""
+    """Returns the variables that `env A=1 torchrun`, `sudo A=1 torchrun` or `docker run -e A=1 ...` gives the program, also
+    behind `time` and such."""
     found: dict[str, str] = {}
     if not words or os.path.basename(words[0]) not in PREFIXES:
         return found
@@ -162,6 +165,10 @@ def _of_env(words: Sequence[str]) -> dict[str, str]:
             next(rest, None)
         elif not word.startswith("-") and os.path.basename(word) not in _SETTERS:
             break
+    if not _CONTAINERS.isdisjoint(map(os.path.basename, words)):
+        given = [word for before, word in itertools.pairwise(words) if before in ("-e", "--env")]
+        given += [word.removeprefix("--env=") for word in words if word.startswith("--env=")]
+        found |= {match[1]: match[2] for word in given if (match := ASSIGNMENT.fullmatch(word))}
     return found
 
 
