@@ -168,7 +168,7 @@ def _groups(job: str, tasks: tuple[Task, ...], described: Cluster, launched: Clu
         return own
     if own and not given:
         raise described.source.error(
-            f"the program puts the slots of its {job} tasks into groups, and {launched.source.name} gives them others; "
+            f"this puts the slots of its {job} tasks into groups, and {launched.source.name} gives them others; "
             "describe the groups with these"
         )
     return given
@@ -204,6 +204,6 @@ def _with_launched_processes(described: Cluster, launched: Cluster) -> Cluster:
 
 def _contradiction(source: Source, described: str, launched: Cluster) -> ClusterError:
     return source.error(
-        f"the program asks for {described}, but {launched.source.name} describes {launched.describe()}; "
+        f"this asks for {described}, but {launched.source.name} describes {launched.describe()}; "
         f"run the program without {launched.source.name}, or describe the same cluster"
     )

@@ -86,6 +86,16 @@ def test_a_bad_description_in_the_variable_names_it(environ, given, message):
         assert str(caught.value).startswith(message)
 
 
+@pytest.mark.parametrize(("given", "name"), [('{"worker": 3}', ""), ("torchrun --nproc_per_node 3 x.py", ": torchrun --nproc")])
+def test_a_contradiction_names_the_variable_that_asks_for_something_else(environ, given, name):
+    config = {"cluster": {"worker": WORKERS[:2]}, "task": {"type": "worker", "index": 0}}
+    environ({environment.CLUSTER_VARIABLE: given, "TF_CONFIG": json.dumps(config)})
+    with pytest.raises(
+        ClusterError, match=f"^TFDIST_CLUSTER{name}.*: this asks for 3 workers, but TF_CONFIG describes 2 workers"
+    ):
+        resolved()
+
+
 def test_ranks_with_tf_config_need_no_rendezvous(environ):
     line = "torchrun --nnodes 2 --nproc-per-node 2 --node-rank 0 --master-addr nowhere train.py"  # tfdist run --local
     environ({"TF_CONFIG": json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": "worker", "index": 3}})})
@@ -101,7 +111,7 @@ def test_ranks_with_tf_config_need_no_rendezvous(environ):
 def test_a_task_of_the_launcher_ignores_the_variable(environ):
     config = {"cluster": {"worker": WORKERS[:2]}, "task": {"type": "worker", "index": 1}}
     environ({environment.CLUSTER_VARIABLE: "STANDARD_1", "TF_CONFIG": json.dumps(config)})
-    with pytest.raises(ClusterError, match="the program asks for 1 chief, 4 workers, 3 ps, but TF_CONFIG describes 2 workers"):
+    with pytest.raises(ClusterError, match="this asks for 1 chief, 4 workers, 3 ps, but TF_CONFIG describes 2 workers"):
         resolved()
     environ({environment.STARTED_VARIABLE: "1"})
     assert resolved() == tfdist.read() == tfdist.read(config) and resolved().task == ("worker", 1)
@@ -156,9 +166,7 @@ def test_slots_that_the_launcher_gives_count_with_a_description(environ, describ
     cluster = resolved(described)
     assert [(task.slots, task.gpus) for task in cluster.job("worker")] == slots and cluster.worker_groups == groups
     together = {"cluster": described.get("cluster", described), "tfdist": {"worker_groups": [[0, 1]]}}
-    with pytest.raises(
-        ClusterError, match="the program puts the slots of its worker tasks into groups, and TF_CONFIG gives them"
-    ):
+    with pytest.raises(ClusterError, match="this puts the slots of its worker tasks into groups, and TF_CONFIG gives them"):
         resolved(together)
     extension = {"slots": {"worker": [[2, 2], [2, 2]], "ps": [[2, 0]]}, "worker_groups": [[0, 1, 2, 3]]}
     environ({"TF_CONFIG": json.dumps(config | {"tfdist": extension})})
