@@ -34,8 +34,8 @@ _PYTHON_VALUED = frozenset({"-W", "-X", "-Q", "--check-hash-based-pycs"})
 _SETTERS = frozenset({"env", "sudo"})
 _SETTERS_VALUED = frozenset({"-u", "--unset", "--user", "-g", "--group", "-C", "-D", "--chdir"})
 """Programs that take variables for the program behind them, and their options whose value is a word of its own."""
-_CONTAINERS = frozenset({"docker", "nvidia-docker", "podman"})
-"""Programs that take such variables as values of `-e` and `--env`."""
+_CONTAINERS = frozenset({"docker", "nvidia-docker", "podman", "singularity", "apptainer"})
+"""Programs that take such variables as values of `-e` and `--env`, and folders as values of other options."""
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh", "script"})
 _WHICH = re.compile(r"(?:\$\(|`)(?:which|command -v) ([\w./-]+)[)`]", re.ASCII)
 _SHEBANG = re.compile(r"#!.*\b(?:ba|z|da|k)?sh\b")
@@ -182,15 +182,16 @@ def _found(
     """
     known = programs()
     step: tuple[int, str, None] | None = None
-    begin = 0  # Behind the options of srun, among which a folder may have the name of a launcher.
+    # Folders among the options of srun and of containers may have the name of a launcher.
+    begin, is_contained = 0, False
     for position, word in enumerate(words):
-        if position < begin:
+        if position < begin or (is_contained and words[position - 1].startswith("-") and words[position - 1] != "-m"):
             continue
         name = os.path.basename(match[1] if (match := _WHICH.fullmatch(word)) else word)
         if name == "srun":
             step = step or (position + 1, name, None)
             begin = position + 1 + slurm_options(words[position + 1 :])[1]
-        elif name in known and not word.startswith("-") and ":" not in word:  # `docker run -v /data:/paddle`
+        elif name in known and not word.startswith("-"):
             return position + 1, name, None
         elif position and words[position - 1] == "-m" and word in known:
             return position + 1, word, None
@@ -206,6 +207,7 @@ def _found(
             script = "".join(words[position + 1 : position + 2]).replace("\\$", "$")
             if script.strip() and (inner := launches(script, source, known=_used(script, given))):
                 return 0, "", inner[0]
+        is_contained = is_contained or name in _CONTAINERS
         if position == 0 and name not in PREFIXES and not (word.startswith("$") and "-m" in words[1:4]):
             break
     return step
