@@ -223,7 +223,7 @@ class _Reader:
             if "chief" in jobs:
                 raise self.error("both a master and a chief are given, which are the same; keep the chief", *prefix, "master")
             jobs["chief"] = jobs.pop("master")
-        for job in ("chief", "evaluator"):
+        for job in ("chief",) if self.has_counts else ("chief", "evaluator"):  # TFDIST_CLUSTER may have CloudML's evaluators.
             if len(jobs.get(job, {})) > 1:
                 raise self.error(f"there are {len(jobs[job])} {job} tasks; TensorFlow allows one", *prefix, job)
         return jobs
