@@ -124,11 +124,11 @@ def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:
             sync_period=launched.sync_period if launched.says_sync_period else described.sync_period,
             synchronization=dataclasses.replace(described.synchronization, **launched.synchronization.non_default()),
         )
-    # Slots of tasks that compute may be those that the launcher's flags ask for.
+    # The slots of a description count where TF_CONFIG says nothing of them.
     known = {task.name: task for task in described.tasks}
     tasks = tuple(
         dataclasses.replace(task, slots=known[task.name].slots, gpus=known[task.name].gpus)
-        if task.name in known and (is_itself or task.job == "ps" or (task.slots, task.gpus) == (1, 0))
+        if task.name in known and (is_itself or (task.slots, task.gpus) == (1, 0))
         else task
         for task in launched.tasks
     )

@@ -203,6 +203,10 @@ def test_groups_that_the_launcher_gives_count_with_a_description_that_gives_none
     assert resolved({"worker": 4, "ps": 2}) == resolved() and len(resolved().server_groups) == 2
     own = "cluster { nworkers_per_group: 4 nservers_per_group: 2 server_worker_separate: true }"
     assert (resolved(own).worker_groups, resolved(own).server_groups) == (((0, 1, 2, 3),), ((0, 1),))
+    # So do the slots of the ps in them. One group of servers would be parameter_server.
+    extension |= {"slots": {"ps": [[2, 0], [2, 0]]}, "server_groups": [[0, 1], [2, 3]]}
+    environ({"TF_CONFIG": json.dumps(config | {"tfdist": extension})})
+    assert resolved({"worker": 4, "ps": 2}) == resolved() and len(resolved().server_groups) == 2
 
 
 def test_an_evaluator_is_assigned_to_a_process(environ):
