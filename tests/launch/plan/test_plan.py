@@ -361,6 +361,14 @@ def test_languages_with_a_chief_on_a_machine_of_its_own_get_one(plan):
         assert int(machines) == int(workers) + int(ps) + 1
 
 
+def test_a_chief_alone_has_a_machine_of_its_own_beside_ps(plan, tmp_path):
+    (tmp_path / "prices.json").write_text('{"n1-standard-4": 1}')
+    code, out, err = plan("--from", "m.json", "--tier", "BASIC", "--prices", "prices.json", "--json")
+    assert code == 0, err
+    served = [each for each in json.loads(out)["options"] if each["ps"]]
+    assert served and all(each["machines"] == 2 + each["ps"] == each["cost_per_hour"] for each in served)
+
+
 def test_a_program_that_ends_early_is_not_one_that_is_slow():
     early, here = probe.Probe(Program(script="train.py"), configurations.ALL, 1, Synchronization()), Path("none")
     some, unknown = Fit(50, 100, (), [(0.0, 1)]), Fit(None, None, (), [(0.0, 1)])
