@@ -8,6 +8,7 @@ import pytest
 from absl import flags
 from costs_of import measured
 
+from tfdist.choice import choose
 from tfdist.dialects import read as read_cluster
 from tfdist.dialects.parsing import document
 from tfdist.errors import ClusterError
@@ -237,6 +238,12 @@ def test_a_cluster_keeps_the_hosts_and_machines_of_the_description():
     together = cluster_of(Option("parameter_server", 2, 2, colocated=True), hosts, Machines(), Synchronization())
     assert [task.host for task in together.job("ps")] == ["a", "b"]
     assert option_of(together) == Option("parameter_server", 2, 2, colocated=True)
+
+
+def test_one_process_has_one_device_also_where_the_description_has_more():
+    for described in ("cluster { nworkers_per_group: 4 nworkers_per_procs: 4 }", "srun -n 3 --gpus-per-task=2 python x"):
+        cluster = cluster_of(Option("default", 1), read_cluster(described), Machines(), Synchronization())
+        assert choose(cluster).strategy == "default"
 
 
 def test_further_tasks_have_the_devices_of_those_that_are_described():

@@ -100,8 +100,8 @@ def cluster_of(
         tasks.append(dataclasses.replace(task, host=host, port=None if option.colocated else task.port))
     if base is not None:
         tasks += base.job("evaluator")
-    if option.strategy == "mirrored":
-        tasks[0] = dataclasses.replace(tasks[0], slots=option.workers)
+    if alone:
+        tasks[0] = dataclasses.replace(tasks[0], slots=option.workers, gpus=min(tasks[0].gpus, option.workers))
     changed: dict[str, Any] = {"tasks": tuple(tasks), "separate_servers": not option.colocated}
     if base is None:
         cluster = Cluster(**changed, source=Source("planner", "tfdist plan"))
