@@ -220,7 +220,7 @@ def _tasks_fault(cluster: Cluster, spanned: int, devices: int | None) -> str | N
 def says_period(cluster: Cluster) -> bool:
     """Returns whether the description gives a sync period, so that a forced hogwild keeps it."""
     means_hogwild = cluster.strategy == "hogwild" or len(cluster.server_groups) > 1
-    given = cluster.says_sync_period or cluster.sync_period != 1
+    given = "sync_period" in cluster.says or cluster.sync_period != 1
     return means_hogwild or given or always_has_sync_period(cluster.source.dialect)
 
 
@@ -237,7 +237,7 @@ def _with_hogwild_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Clus
     for flag, value in values.items():
         if fault := refused(choice, flag, value):
             raise Source("flags", f"--{flag}").error(fault)
-    is_given = cluster.says_sync_period or "sync_period" in values
+    says = cluster.says | {"weights" if name == "synchronization_weights" else name for name in values}
     period = values.pop("sync_period", cluster.sync_period)
     if not 1 <= period < 2**31:
         raise Source("flags", "--sync_period").error(f"{period} is not right; expected a whole number from 1")
@@ -246,4 +246,4 @@ def _with_hogwild_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Clus
         if fault := problem(name, options[name]):
             raise Source("flags", f"--{flag}").error(fault)
     synchronization = dataclasses.replace(cluster.synchronization, **options)
-    return dataclasses.replace(cluster, sync_period=period, synchronization=synchronization, says_sync_period=is_given)
+    return dataclasses.replace(cluster, sync_period=period, synchronization=synchronization, says=says)

@@ -121,8 +121,9 @@ def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:
     if not is_itself:
         described = dataclasses.replace(
             described,
-            sync_period=launched.sync_period if launched.says_sync_period else described.sync_period,
-            synchronization=dataclasses.replace(described.synchronization, **launched.synchronization.non_default()),
+            sync_period=launched.sync_period if "sync_period" in launched.says else described.sync_period,
+            synchronization=dataclasses.replace(described.synchronization, **launched.given_options),
+            says=described.says | launched.says,
         )
     # The slots of a description count where TF_CONFIG says nothing of them.
     known = {task.name: task for task in described.tasks}

@@ -16,6 +16,7 @@ from tfdist.dialects.parsing.document import MAX_TASKS, Document, close, shown
 from tfdist.dialects.tf_config.extension import Extension, is_int
 from tfdist.dialects.vertex.pools import has_reduction_server
 from tfdist.errors import ClusterError, Source, nearest
+from tfdist.synchronization import DEFAULTS
 
 NAME = "tf_config"
 
@@ -139,7 +140,7 @@ class _Reader:
             partial=partial,
             source=self.source,
             task=task,
-            says_sync_period="sync_period" in extension,
+            says=frozenset((*extension, *extension.get("synchronization", ()))) & {"sync_period", *DEFAULTS},
         )
         fields.check_all_used()
         return cluster
