@@ -190,7 +190,6 @@ def test_values_with_the_name_of_a_launcher_start_none() -> None:
         "torchrun --nproc-per-node 2 -m train --strategy deepspeed",
         "docker run --name paddle -v /data:/paddle -w /paddle image torchrun --nproc-per-node 2 train.py",
         "srun -n 2 apptainer exec --bind /scratch/deepspeed image.sif python train.py",
-        "gcloud ai-platform local train --distributed --worker-count 1 --parameter-server-count 0 -- deepspeed",
     ):
         assert sum(task.slots for task in tfdist.read(line).tasks) == 2, line
 
