@@ -187,7 +187,8 @@ def _with_partition_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cl
         devices = spanned * cluster.training_tasks[0].slots
     devices = devices or cluster.partition.devices
     cluster = dataclasses.replace(cluster, partition=Partition(layouts, devices))
-    jobs = ("worker",) if cluster.job("ps") else ("chief", "worker")  # With ps the chief only coordinates.
+    # With ps, and under hogwild, the chief only coordinates.
+    jobs = ("worker",) if cluster.job("ps") or cluster.strategy == "hogwild" else ("chief", "worker")
     tasks = tuple(
         dataclasses.replace(task, slots=devices // spanned) if task.job in jobs and task.slots == 1 and devices else task
         for task in cluster.tasks
