@@ -15,7 +15,7 @@ from typing import Any
 
 from tfdist.errors import Source
 from tfdist.partition import Partition
-from tfdist.synchronization import Synchronization
+from tfdist.synchronization import DEFAULTS, Synchronization
 
 JOBS = ("chief", "worker", "ps", "evaluator")
 """The jobs of a TensorFlow cluster, in the order of the tasks."""
@@ -98,7 +98,7 @@ class Cluster:
         partial: whether this is the view of one task, as TFJob's `enableDynamicWorker` gives it. Other tasks may exist.
         source: source of the description; not compared.
         task: (job, index) of the process that read it from its environment, or None; not compared.
-        says_sync_period: whether the sync period is given also where it is 1, the default; not compared.
+        says: `sync_period` and options of synchronization that are given also where they are the defaults; not compared.
 
     Raises:
         ClusterError: if the tasks and groups contradict each other.
@@ -119,7 +119,7 @@ class Cluster:
     partial: bool = False
     source: Source = field(default=Source("python", "Cluster"), compare=False)
     task: tuple[str, int] | None = field(default=None, compare=False)
-    says_sync_period: bool = field(default=False, compare=False)
+    says: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         order = {job: position for position, job in enumerate(JOBS)}
@@ -156,6 +156,12 @@ class Cluster:
     def replica_slots(self) -> int:
         """Workers of a worker group that make up one replica, in a cluster with ps: 1 without a partition; by default all."""
         return (self.partition.devices or max(map(len, self.worker_groups), default=1)) if self.partition else 1
+
+    @property
+    def given_options(self) -> dict[str, Any]:
+        """The options of synchronization that are given, by name: those that differ from the defaults, and those of `says`."""
+        options = self.synchronization
+        return options.non_default() | {name: getattr(options, name) for name in DEFAULTS if name in self.says}
 
     def find(self, job: str, index: int) -> Task:
         """Returns the task `job:index`. Raises ClusterError if there is none."""
@@ -271,9 +277,9 @@ class Cluster:
         for entry in dataclasses.fields(self):
             if entry.name in _FURTHER:
                 value = getattr(self, entry.name)
-                if value != entry.default or (entry.name == "sync_period" and self.says_sync_period):
+                if value != entry.default or entry.name in self.says:
                     extension[entry.name] = value
-        if options := self.synchronization.non_default():
+        if options := self.given_options:
             extension["synchronization"] = options
         if self.partition:
             extension["partition"] = self.partition.as_dict()

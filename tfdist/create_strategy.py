@@ -155,7 +155,7 @@ def _resolve(cfg: Any, synchronization: Synchronization | None, meet: Rendezvous
         if flag_values.job_dir is None:
             flag_values.job_dir = cluster.job_dir  # The program also sees the --job_dir that the launcher was given.
     if synchronization is not None:
-        options = dataclasses.replace(synchronization, **cluster.synchronization.non_default())
+        options = dataclasses.replace(synchronization, **cluster.given_options)
         cluster = dataclasses.replace(cluster, synchronization=options)
     return cluster
 

@@ -231,7 +231,8 @@ def _wanted(task: Task, strategy: str, per_task: int | None) -> int | None:
 
 def _is_restricted(task: Task, computing: int, gpus: tuple[str, ...], installed: Installed, environ: Mapping[str, str]) -> bool:
     """Returns whether the GPUs that a task sees have been chosen for it alone."""
-    if any(environ.get(name, "none") not in ("", "none") for name in BOUND):
+    # With --tres-per-task=gres/gpu:1, too. The variable also lists cores.
+    if any(environ.get(name, "none") not in ("", "none") for name in BOUND) or "gpu" in environ.get("SLURM_TRES_PER_TASK", ""):
         return True
     if installed.variable not in environ and "CUDA_VISIBLE_DEVICES" not in environ:
         return False

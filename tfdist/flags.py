@@ -153,7 +153,7 @@ def with_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cluster:
     if flag_values.strategy is not None:
         if fault := fault_of_strategy(cluster, flag_values.strategy):
             raise Source("flags", "--strategy").error(fault)
-        if flag_values.strategy == "hogwild" and not _says_period(cluster):
+        if flag_values.strategy == "hogwild" and not says_period(cluster):
             cluster = dataclasses.replace(cluster, sync_period=DEFAULT_SYNC_PERIOD)
         cluster = dataclasses.replace(cluster, strategy=flag_values.strategy)
     cluster = _with_partition_flags(cluster, flag_values)
@@ -187,7 +187,8 @@ def _with_partition_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cl
         devices = spanned * cluster.training_tasks[0].slots
     devices = devices or cluster.partition.devices
     cluster = dataclasses.replace(cluster, partition=Partition(layouts, devices))
-    jobs = ("worker",) if cluster.job("ps") else ("chief", "worker")  # With ps the chief only coordinates.
+    # With ps, and under hogwild, the chief only coordinates.
+    jobs = ("worker",) if cluster.job("ps") or cluster.strategy == "hogwild" else ("chief", "worker")
     tasks = tuple(
         dataclasses.replace(task, slots=devices // spanned) if task.job in jobs and task.slots == 1 and devices else task
         for task in cluster.tasks
@@ -217,10 +218,11 @@ def _tasks_fault(cluster: Cluster, spanned: int, devices: int | None) -> str | N
     return None
 
 
-def _says_period(cluster: Cluster) -> bool:
-    """Returns whether the description gives a sync period."""
+def says_period(cluster: Cluster) -> bool:
+    """Returns whether the description gives a sync period, so that a forced hogwild keeps it."""
     means_hogwild = cluster.strategy == "hogwild" or len(cluster.server_groups) > 1
-    return means_hogwild or always_has_sync_period(cluster.source.dialect) or cluster.sync_period != 1
+    given = "sync_period" in cluster.says or cluster.sync_period != 1
+    return means_hogwild or given or always_has_sync_period(cluster.source.dialect)
 
 
 def _hogwild_flags(flag_values: flags.FlagValues) -> dict[str, Any]:
@@ -236,7 +238,7 @@ def _with_hogwild_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Clus
     for flag, value in values.items():
         if fault := refused(choice, flag, value):
             raise Source("flags", f"--{flag}").error(fault)
-    says_period = cluster.says_sync_period or "sync_period" in values
+    says = cluster.says | {"weights" if name == "synchronization_weights" else name for name in values}
     period = values.pop("sync_period", cluster.sync_period)
     if not 1 <= period < 2**31:
         raise Source("flags", "--sync_period").error(f"{period} is not right; expected a whole number from 1")
@@ -245,4 +247,4 @@ def _with_hogwild_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Clus
         if fault := problem(name, options[name]):
             raise Source("flags", f"--{flag}").error(fault)
     synchronization = dataclasses.replace(cluster.synchronization, **options)
-    return dataclasses.replace(cluster, sync_period=period, synchronization=synchronization, says_sync_period=says_period)
+    return dataclasses.replace(cluster, sync_period=period, synchronization=synchronization, says=says)

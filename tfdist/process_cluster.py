@@ -48,8 +48,8 @@ def resolve_cluster(cfg: object, rendezvous: Rendezvous) -> Cluster:
         described = dataclasses.replace(described.outline(), task=None)  # Nobody has to meet.
     if launched is None:
         return described
-    if described == launched:  # Equality ignores the task, and the description may have none.
-        return dataclasses.replace(described, task=described.task or launched.task)
+    if described == launched:  # Equality ignores the task. A description is the same for all, whatever task it names.
+        return dataclasses.replace(described, task=launched.task or described.task)
     if isinstance(launched, RankInfo):
         has_open_hosts = any(task.host is None for task in described.tasks)
         launched = rendezvous(launched) if has_open_hosts and len(described.tasks) > 1 else launched.outline()
@@ -117,25 +117,27 @@ def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:
         begin["worker"] = launched.min_workers
     if _jobs(described) not in (jobs, begin) and _jobs(prepared(asked)) not in (jobs, begin):
         raise _contradiction(described.source, described.describe(), launched)
-    if described.task is None:  # Otherwise it is TF_CONFIG itself, changed by flags.
+    is_itself = described.source == launched.source  # TF_CONFIG, changed by flags.
+    if not is_itself:
         described = dataclasses.replace(
             described,
-            sync_period=launched.sync_period if launched.says_sync_period else described.sync_period,
-            synchronization=dataclasses.replace(described.synchronization, **launched.synchronization.non_default()),
+            sync_period=launched.sync_period if "sync_period" in launched.says else described.sync_period,
+            synchronization=dataclasses.replace(described.synchronization, **launched.given_options),
+            says=described.says | launched.says,
         )
-    # Slots of tasks that compute may be those that the launcher's flags ask for.
-    known, is_itself = {task.name: task for task in described.tasks}, described.task is not None
+    # The slots of a description count where TF_CONFIG says nothing of them.
+    known = {task.name: task for task in described.tasks}
     tasks = tuple(
         dataclasses.replace(task, slots=known[task.name].slots, gpus=known[task.name].gpus)
-        if task.name in known and (is_itself or task.job == "ps" or (task.slots, task.gpus) == (1, 0))
+        if task.name in known and (is_itself or (task.slots, task.gpus) == (1, 0))
         else task
         for task in launched.tasks
     )
     return dataclasses.replace(
         described,
         tasks=tasks,
-        worker_groups=_groups("worker", tasks, described, launched),
-        server_groups=_groups("ps", tasks, described, launched),
+        worker_groups=_groups("worker", tasks, described, launched, is_itself),
+        server_groups=_groups("ps", tasks, described, launched, is_itself),
         separate_servers=described.separate_servers and launched.separate_servers,
         share_memory=described.share_memory and launched.share_memory,
         task=launched.task,
@@ -151,29 +153,35 @@ def _jobs(cluster: Cluster) -> Counter[str]:
     return Counter(task.job for task in cluster.training_tasks)
 
 
-def _groups(job: str, tasks: tuple[Task, ...], described: Cluster, launched: Cluster) -> Groups:
+def _groups(job: str, tasks: tuple[Task, ...], described: Cluster, launched: Cluster, is_itself: bool) -> Groups:
     """Returns the groups of the workers or ps in `tasks`: those of the description, or where it says nothing, of TF_CONFIG.
+
+    They are empty, which means the usual ones, where neither has others.
 
     Raises:
         ClusterError: if the description puts the slots of its tasks into groups, and TF_CONFIG alone says how many there are.
     """
-    name = "worker_groups" if job == "worker" else "server_groups"
-    slots = [task.slots for task in tasks if task.job == job]
-    has_slots = [task.slots for task in described.job(job)] == slots
-    is_usual = dataclasses.replace(described, worker_groups=(), server_groups=()) == described
-    given: Groups = getattr(launched, name)
-    plain = dataclasses.replace(launched, worker_groups=(), server_groups=())
-    if given == getattr(plain, name) or [task.slots for task in launched.job(job)] != slots:
+    own, given, slots = _unusual(job, described), _unusual(job, launched), [task.slots for task in tasks if task.job == job]
+    if [task.slots for task in launched.job(job)] != slots:
         given = ()
-    if has_slots and not (is_usual and given and described.task is None):
-        own: Groups = getattr(described, name)
+    says_groups = any(_unusual(each, described) for each in ("worker", "ps"))
+    if [task.slots for task in described.job(job)] == slots and (says_groups or is_itself or not given):
         return own
-    if not is_usual and not given:
+    if own and not given:
         raise described.source.error(
-            f"the program puts the slots of its {job} tasks into groups, and {launched.source.name} gives them others; "
+            f"this puts the slots of its {job} tasks into groups, and {launched.source.name} gives them others; "
             "describe the groups with these"
         )
     return given
+
+
+def _unusual(job: str, cluster: Cluster) -> Groups:
+    """Returns the groups of the workers or ps of a cluster; empty if they are those that a description without groups has."""
+    if job == "worker":
+        groups, usual = cluster.worker_groups, dataclasses.replace(cluster, worker_groups=()).worker_groups
+    else:
+        groups, usual = cluster.server_groups, dataclasses.replace(cluster, server_groups=()).server_groups
+    return () if groups == usual else groups
 
 
 def _with_launched_processes(described: Cluster, launched: Cluster) -> Cluster:
@@ -197,6 +205,6 @@ def _with_launched_processes(described: Cluster, launched: Cluster) -> Cluster:
 
 def _contradiction(source: Source, described: str, launched: Cluster) -> ClusterError:
     return source.error(
-        f"the program asks for {described}, but {launched.source.name} describes {launched.describe()}; "
+        f"this asks for {described}, but {launched.source.name} describes {launched.describe()}; "
         f"run the program without {launched.source.name}, or describe the same cluster"
     )

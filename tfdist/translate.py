@@ -118,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
             print(_usage(), end="")
             return 0
         if len(files) > 1:
-            raise Source("flags", "translate").error(f"there are {len(files)} files ({files[0]!r}, ...); give one")
+            raise Source("flags", "SOURCE").error(f"there are {len(files)} files ({files[0]!r}, ...); give one")
         text = translate(
             files[0] if files else None,
             str(values["to"].value),

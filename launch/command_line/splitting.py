@@ -119,8 +119,8 @@ _DESCRIBE = ("tier", "cluster", "n", "workers", *(name for name, hint in _FOREIG
 def understood(words: list[tuple[str, bool]]) -> list[str]:
     """Returns the words of the launcher with what users of torchrun type as flags of the launcher.
 
-    `--nproc_per_node=4` (`--nproc-per-node 4`, `-np 4`, `--num_processes 4`) becomes `--workers=4`; `--nnodes=1` and
-    `--standalone`, which are what this launcher does anyway, are dropped. `-n4` is `-n 4`.
+    `--nproc_per_node=4` (`--nproc-per-node 4`, `-np 4`, `--num_processes 4`) becomes `--workers=4`; `--nnodes=1`,
+    `--num_machines=1` and `--standalone`, which are what this launcher does anyway, are dropped. `-n4` is `-n 4`.
 
     Args:
         words: the words, and whether each is the value of the flag before it.
@@ -142,7 +142,7 @@ def understood(words: list[tuple[str, bool]]) -> list[str]:
             value = value if equals else next(rest, ("", True))[0]
             if _FOREIGN[name].startswith("use -n") and value.isascii() and value.isdecimal():
                 result.append(f"--workers={value}")
-            elif name != "nnodes" or value not in ("1", "1:1"):
+            elif name not in ("nnodes", "num_machines") or value not in ("1", "1:1"):
                 raise UsageError(f"{word} is a flag of another launcher: {_FOREIGN[name]}")
             continue
         result.append(word)

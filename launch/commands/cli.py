@@ -27,6 +27,7 @@ from tfdist.choice import choose, prepared
 from tfdist.cluster import Cluster
 from tfdist.create_strategy import DEFAULT_START_TIMEOUT, START_VARIABLE
 from tfdist.devices import with_gpus_per_task
+from tfdist.dialects.environment import CLUSTER_VARIABLE
 from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, MAX_TASKS
 from tfdist.dialects.registry import override_flags
 from tfdist.errors import ClusterError
@@ -286,7 +287,8 @@ def _described_cluster(program: Program) -> Cluster:
                 "start the program itself on every host"
             )
         cluster = with_flags(cluster.outline(), FLAGS)
-    if cluster.task is not None and not describes(FLAGS):
+    # A TFDIST_CLUSTER is a description like that of --cluster, whatever task it names.
+    if cluster.task is not None and not describes(FLAGS) and not os.environ.get(CLUSTER_VARIABLE):
         raise UsageError(
             f"{name} says that this process is {cluster.task[0]}:{cluster.task[1]} of a cluster that another launcher started; "
             f"run the program itself (python train.py), or unset {name} and give --tier or --cluster"

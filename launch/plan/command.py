@@ -138,7 +138,8 @@ def _request(given: Arguments) -> Request:
     apart = cluster.source.dialect in APART or to in APART
     workers = None if most else len(cluster.job("worker")) or 1
     has_chief = bool(cluster.job("chief")) and bool(cluster.job("worker"))
-    adds_chief = to in APART and not cluster.job("chief")
+    # A chief alone, as in scale tier BASIC, is the one process; beside ps it only coordinates, on its own machine.
+    adds_chief = apart and not has_chief
     return Request(workers, most, strategies, periods, given.synchronization, has_chief, adds_chief, not apart, option)
 
 

@@ -148,6 +148,8 @@ TORCHRUN, SLURM = {"LOCAL_RANK": "1"}, {"SLURM_LOCALID": "1"}
         ("worker:1", 1, TORCHRUN | {"CUDA_VISIBLE_DEVICES": "3"}, 4, None),
         ("worker:1", 2, SLURM | {"CUDA_VISIBLE_DEVICES": "2,3", "SLURM_GPUS_PER_TASK": "2"}, 4, None),
         ("worker:1", 1, SLURM | {"SLURM_GPU_BIND": "single:1"}, 1, None),
+        ("worker:1", 1, SLURM | {"SLURM_TRES_PER_TASK": "cpu:4,gres/gpu:1"}, 1, None),
+        ("worker:1", 2, SLURM | {"SLURM_TRES_PER_TASK": "cpu:4"}, 2, "1"),
         ("worker:1", 2, SLURM | {"SLURM_GPU_BIND": "none"}, 2, "1"),
     ],
 )

@@ -49,6 +49,25 @@ def test_a_description_equal_to_tf_config_keeps_the_task(environ, worker):
     assert resolved().task == ("worker", 1)
 
 
+def test_a_description_that_names_a_task_is_that_of_all_processes(environ):
+    spec = {"chief": ["e:1"], "worker": WORKERS[:2], "ps": ["p:1"]}
+    own = {"type": "worker", "index": 1}
+    named = {"cluster": spec, "task": {"type": "worker", "index": 0}}
+    environ({"TF_CONFIG": json.dumps({"cluster": spec, "task": own})})
+    assert resolved(named).task == ("worker", 1)
+    flags_of_tf1 = f"x --chief_hosts=e:1 --worker_hosts={','.join(WORKERS[:2])} --ps_hosts=p:1 --job_name=ps --task_index=0"
+    assert resolved(flags_of_tf1).task == ("worker", 1)
+    # What the launcher was asked for counts, as beside a description without a task.
+    asked = {
+        "strategy": "hogwild",
+        "sync_period": 8,
+        "synchronization": {"outer": "elastic"},
+        "slots": {"worker": [[2, 2]] * 2},
+    }
+    environ({"TF_CONFIG": json.dumps({"cluster": spec, "task": own, "tfdist": asked})})
+    assert resolved(named) == resolved() == resolved({"cluster": spec})
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -67,6 +86,16 @@ def test_a_bad_description_in_the_variable_names_it(environ, given, message):
         assert str(caught.value).startswith(message)
 
 
+@pytest.mark.parametrize(("given", "name"), [('{"worker": 3}', ""), ("torchrun --nproc_per_node 3 x.py", ": torchrun --nproc")])
+def test_a_contradiction_names_the_variable_that_asks_for_something_else(environ, given, name):
+    config = {"cluster": {"worker": WORKERS[:2]}, "task": {"type": "worker", "index": 0}}
+    environ({environment.CLUSTER_VARIABLE: given, "TF_CONFIG": json.dumps(config)})
+    with pytest.raises(
+        ClusterError, match=f"^TFDIST_CLUSTER{name}.*: this asks for 3 workers, but TF_CONFIG describes 2 workers"
+    ):
+        resolved()
+
+
 def test_ranks_with_tf_config_need_no_rendezvous(environ):
     line = "torchrun --nnodes 2 --nproc-per-node 2 --node-rank 0 --master-addr nowhere train.py"  # tfdist run --local
     environ({"TF_CONFIG": json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": "worker", "index": 3}})})
@@ -82,7 +111,7 @@ def test_ranks_with_tf_config_need_no_rendezvous(environ):
 def test_a_task_of_the_launcher_ignores_the_variable(environ):
     config = {"cluster": {"worker": WORKERS[:2]}, "task": {"type": "worker", "index": 1}}
     environ({environment.CLUSTER_VARIABLE: "STANDARD_1", "TF_CONFIG": json.dumps(config)})
-    with pytest.raises(ClusterError, match="the program asks for 1 chief, 4 workers, 3 ps, but TF_CONFIG describes 2 workers"):
+    with pytest.raises(ClusterError, match="this asks for 1 chief, 4 workers, 3 ps, but TF_CONFIG describes 2 workers"):
         resolved()
     environ({environment.STARTED_VARIABLE: "1"})
     assert resolved() == tfdist.read() == tfdist.read(config) and resolved().task == ("worker", 1)
@@ -137,9 +166,7 @@ def test_slots_that_the_launcher_gives_count_with_a_description(environ, describ
     cluster = resolved(described)
     assert [(task.slots, task.gpus) for task in cluster.job("worker")] == slots and cluster.worker_groups == groups
     together = {"cluster": described.get("cluster", described), "tfdist": {"worker_groups": [[0, 1]]}}
-    with pytest.raises(
-        ClusterError, match="the program puts the slots of its worker tasks into groups, and TF_CONFIG gives them"
-    ):
+    with pytest.raises(ClusterError, match="this puts the slots of its worker tasks into groups, and TF_CONFIG gives them"):
         resolved(together)
     extension = {"slots": {"worker": [[2, 2], [2, 2]], "ps": [[2, 0]]}, "worker_groups": [[0, 1, 2, 3]]}
     environ({"TF_CONFIG": json.dumps(config | {"tfdist": extension})})
@@ -148,6 +175,15 @@ def test_slots_that_the_launcher_gives_count_with_a_description(environ, describ
     assert [(task.slots, task.gpus) for task in resolved(described).tasks] == [
         (task.slots, task.gpus) for task in tfdist.read(described).tasks
     ]
+
+
+def test_slots_that_the_launcher_gives_the_workers_leave_groups_of_servers_alone(environ):
+    hogwild = "cluster { nworker_groups: 2 nserver_groups: 2 }"
+    config = {"cluster": {"chief": ["e:1"], "worker": WORKERS[:2], "ps": ["p:1", "q:1"]}, "task": {"type": "chief", "index": 0}}
+    extension = {"slots": {"worker": [[2, 0], [2, 0]]}, "server_groups": [[0], [1]]}  # tfdist run --partition_devices 2
+    environ({"TF_CONFIG": json.dumps(config | {"tfdist": extension})})
+    cluster = resolved(hogwild)
+    assert (cluster.worker_groups, cluster.server_groups) == (((0, 1), (2, 3)), ((0,), (1,)))
 
 
 def test_the_launchers_job_dir_counts_with_a_description(environ):
@@ -167,6 +203,10 @@ def test_groups_that_the_launcher_gives_count_with_a_description_that_gives_none
     assert resolved({"worker": 4, "ps": 2}) == resolved() and len(resolved().server_groups) == 2
     own = "cluster { nworkers_per_group: 4 nservers_per_group: 2 server_worker_separate: true }"
     assert (resolved(own).worker_groups, resolved(own).server_groups) == (((0, 1, 2, 3),), ((0, 1),))
+    # So do the slots of the ps in them. One group of servers would be parameter_server.
+    extension |= {"slots": {"ps": [[2, 0], [2, 0]]}, "server_groups": [[0, 1], [2, 3]]}
+    environ({"TF_CONFIG": json.dumps(config | {"tfdist": extension})})
+    assert resolved({"worker": 4, "ps": 2}) == resolved() and len(resolved().server_groups) == 2
 
 
 def test_an_evaluator_is_assigned_to_a_process(environ):

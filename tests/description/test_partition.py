@@ -106,6 +106,12 @@ def test_with_ps_the_workers_of_a_group_make_up_replicas(words, devices, slots, 
     assert choose(cluster).strategy == strategy
 
 
+@pytest.mark.parametrize("described", ['{"chief": 1, "worker": 2}', '{"chief": 1, "worker": 2, "ps": 1}'])
+def test_a_chief_that_only_coordinates_keeps_its_slot(described):
+    cluster = flagged("--cluster", described, "--partition", "k=rows", "--partition_devices=2", "--strategy=hogwild")
+    assert [task.slots for task in (*cluster.job("chief"), *cluster.job("worker"))] == [1, 2, 2]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -117,7 +117,7 @@ def test_the_functions_do_not_import_tensorflow():
 
 def test_what_a_program_asks_for_does_not_count_while_it_is_measured(am, monkeypatch):
     am("chief", 0, chief=["a"], worker=["a"], ps=["a"])
-    with pytest.raises(tfdist.ClusterError, match="the program asks for 1 chief, 4 workers, 3 ps"):
+    with pytest.raises(tfdist.ClusterError, match="this asks for 1 chief, 4 workers, 3 ps"):
         create_strategy._resolve("STANDARD_1", None, RankInfo.outline)
     monkeypatch.setenv(process_cluster.MEASURED, "1")
     measured = create_strategy._resolve("STANDARD_1", None, RankInfo.outline)

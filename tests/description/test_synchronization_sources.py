@@ -94,6 +94,8 @@ def test_forced_hogwild_has_a_period_of_16_if_the_description_sets_none(monkeypa
     assert from_flags("--strategy=hogwild").sync_period == 16
     monkeypatch.setenv("TF_CONFIG", json.dumps(PS | {"tfdist": {"sync_period": 4}}))
     assert from_flags("--strategy=hogwild").sync_period == 4
+    monkeypatch.setenv("TF_CONFIG", json.dumps(PS | {"tfdist": {"sync_period": 1}}))
+    assert from_flags("--strategy=hogwild").sync_period == 1
 
 
 @pytest.mark.parametrize("groups", ["nserver_groups: 2", "nserver_groups: 1"])
@@ -162,6 +164,19 @@ def test_a_period_of_1_that_the_launcher_is_given_wins_like_any_other(chosen, mo
         assert chosen(mine).period == expected
     monkeypatch.setenv("TF_CONFIG", json.dumps(hogwild("STANDARD_1").tf_config("worker", 0)))
     assert chosen(mine).period == 4  # Nobody has given one.
+
+
+def test_options_that_the_launcher_is_given_win_also_where_they_are_the_defaults(chosen, monkeypatch):
+    mine = Synchronization(fragments=4, weights="examples", grace=2.0)
+    cluster = from_flags("--tier=STANDARD_1", "--strategy=hogwild", "--fragments=1", "--synchronization_weights=groups")
+    again = tfdist.read({key: value for key, value in cluster.tf_config("chief", 0).items() if key != "task"})
+    monkeypatch.setenv("TF_CONFIG", json.dumps(again.tf_config("worker", 0)))
+    for description in (None, "STANDARD_1", parsed("--tier=STANDARD_1")):
+        assert chosen(description, synchronization=mine).options == Synchronization(grace=2.0)
+    assert chosen(hogwild("STANDARD_1", synchronization=mine)).options == Synchronization(grace=2.0)
+    monkeypatch.setenv("TF_CONFIG", json.dumps(hogwild("STANDARD_1").tf_config("worker", 0)))
+    flagged = chosen(parsed("--fragments=1"), synchronization=mine).options  # Flags of the program.
+    assert (flagged.fragments, flagged.weights) == (1, "examples")
 
 
 def test_a_description_in_the_program_counts_if_tf_config_has_no_options(chosen, monkeypatch):

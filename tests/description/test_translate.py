@@ -113,7 +113,7 @@ def test_the_environment_without_a_file(capsys: pytest.CaptureFixture[str], monk
     [
         (["nowhere.conf"], "translate: nowhere.conf: there is no such file"),
         (["starndard_1"], "did you mean STANDARD_1?"),
-        (["BASIC", "BASIC"], "there are 2 files"),
+        (["BASIC", "BASIC"], "translate: SOURCE: there are 2 files"),
         (["BASIC", "--to", "sing"], "; did you mean singa?"),
         (["BASIC", "--to", "vertex", "--name", "x"], "--name: this flag goes with --to kubernetes, tfjob"),
         (["BASIC", "--image", "x"], "--image: this flag goes with --to vertex, kubernetes, tfjob"),

@@ -130,12 +130,19 @@ def test_words_before_the_launcher_do_not_matter(before: str) -> None:
         ('run="A=1 deepspeed $(cat x) x.py"\neval $run', "<text>:2: '$(cat x)' is a shell variable among the options"),
         ("[ $A ] && export TORCHRUN=torchrun\nsrun $TORCHRUN x.py", "<text>:1: torchrun is put into a variable"),
         ("ssh host torchrun --nnodes 2 x.py", "'ssh' starts torchrun elsewhere, or does not start it; give the command from"),
-        ("mpirun -np 2 torchrun --nproc-per-node 2 x.py", "mpirun starts torchrun on every task, and each of these starts"),
-        ("mpirun -np 2 -H a,b accelerate launch --num_processes 8 x.py", "mpirun starts accelerate on every task, and each"),
-        ("mpirun -np 2 -H a,b conda run -n x deepspeed x.py", "mpirun starts deepspeed on every task, and each"),
+        (
+            "mpirun -np 2 torchrun --nproc-per-node 2 x.py",
+            "this launcher starts torchrun on every task, and each of these starts",
+        ),
+        (
+            "mpirun -np 2 -H a,b accelerate launch --num_processes 8 x.py",
+            "this launcher starts accelerate on every task, and each",
+        ),
+        ("mpirun -np 2 env -i torchrun x.py", "this launcher starts torchrun on every task, and each"),
+        ("mpirun -np 2 -H a,b conda run -n x deepspeed x.py", "this launcher starts deepspeed on every task, and each"),
         (
             "mpirun -N 1 -H a,b python -m paddle.distributed.launch x.py",
-            "mpirun starts paddle.distributed.launch on every task",
+            "this launcher starts paddle.distributed.launch on every task",
         ),
         (
             "srun -n 4 torchrun --nproc-per-node 2 x.py",
@@ -159,6 +166,32 @@ def test_variables_that_do_not_concern_the_cluster_are_passed_over() -> None:
         "mpirun -np 2 conda run -n deepspeed python train.py --deepspeed",
     ):
         assert tfdist.read(line).describe() == "2 workers"
+
+
+def test_variables_that_a_container_gets_count() -> None:
+    config = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
+    for options in (f"-e TF_CONFIG='{config}'", f"--env A=1 --env TF_CONFIG='{config}'", f"--rm --env=TF_CONFIG='{config}'"):
+        cluster = tfdist.read(f"sudo docker run -v /data:/data {options} image python train.py -e 5")
+        assert (cluster.describe(), cluster.task) == ("2 workers", ("worker", 1))
+    several = [config.replace("1}}", f"{index}}}}}") for index in range(2)]
+    cluster = tfdist.read("\n".join(f"docker run -d -e TF_CONFIG='{each}' image python train.py" for each in several))
+    assert (cluster.describe(), cluster.task) == ("2 workers", None)
+    line = "docker run -e CUDA_VISIBLE_DEVICES=0,1 image deepspeed train.py"
+    assert tfdist.read(line).describe() == "2 workers"
+
+
+def test_values_with_the_name_of_a_launcher_start_none() -> None:
+    for line in (
+        "srun -n 2 --chdir=/home/me/deepspeed python train.py",
+        "srun -n 2 -D /home/me/deepspeed -o logs/torchrun python train.py",
+        "mpirun -np 2 -H a,b -wdir /opt/deepspeed python train.py",
+        "horovodrun -np 2 -H a,b --output-filename logs/torchrun python train.py",
+        "accelerate launch --config_file=$FILE --num_machines 1 --num_processes 2 -m train --strategy deepspeed",
+        "torchrun --nproc-per-node 2 -m train --strategy deepspeed",
+        "docker run --name paddle -v /data:/paddle -w /paddle image torchrun --nproc-per-node 2 train.py",
+        "srun -n 2 apptainer exec --bind /scratch/deepspeed image.sif python train.py",
+    ):
+        assert sum(task.slots for task in tfdist.read(line).tasks) == 2, line
 
 
 def test_a_script_has_one_launcher_that_counts(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ def test_training_on_this_machine() -> None:
     assert tfdist.read("gcloud ai-platform local train --distributed").describe() == "1 chief, 2 workers, 2 ps"
     line = "gcloud ai-platform local train --distributed --worker-count=4 --parameter-server-count 3"
     assert tfdist.read(line).describe() == "1 chief, 4 workers, 3 ps"
+    none = line.replace("4", "0").replace("3", "0")  # gcloud starts two.
+    assert tfdist.read(none).describe() == "1 chief, 2 workers, 2 ps"
     spec = tfdist.read(f"{line} --start-port=5000").cluster_spec()
     assert (spec["chief"], spec["ps"][0], spec["worker"][0]) == (["localhost:5000"], "localhost:5001", "localhost:5004")
 

@@ -36,6 +36,7 @@ def hosts(source):
         ("python3 -m horovod.runner.launch -np 1 -H a:1 x", "a"),
         ("mpirun -np 4 -H a:2,b:2 python train.py", "a a b b"),
         ("mpirun -H a,a,b python train.py", "a a b"),
+        ("mpirun -H a:2 --host b,c -H a python train.py", "a a a b c"),
         ("mpirun -np 4 --map-by node -H a:3,b:2 x", "a b a b"),
         ("mpirun -np 4 -bynode --host a:3,b:1 x", "a b a a"),
         ("mpirun --map-by ppr:2:node -H a:8,b:8 x", "a a b b"),

@@ -64,6 +64,23 @@ def test_a_trainer_alone_is_one_task():
     assert [(task.name, task.slots) for task in cluster.tasks] == [("worker:0", 4)]
 
 
+def test_a_call_of_paddle_init_is_read_as_its_arguments():
+    text = "paddle.init(\n    use_gpu=False, port=7164, ports_num=1, is_local=False, num_of_gradient_servers=2, trainer_id=1)\n"
+    values = {"use_gpu": False, "port": 7164, "ports_num": 1, "is_local": False, "num_gradient_servers": 2, "trainer_id": 1}
+    for given in (text, f"arguments = {text}".replace("paddle.init", "dict")):
+        read, expected = description(given), description(values)
+        assert isinstance(read, RankInfo) and isinstance(expected, RankInfo)
+        assert (read.size, read.rank, read.store, read.servers) == (2, 1, expected.store, expected.servers)
+    for bad in (
+        "paddle.init(2, port=1)",
+        "paddle.init(port=os.environ['PORT'])",
+        "paddle.init(port=1, **values)",
+        "paddle.init(port=1, port=2)",
+    ):
+        with pytest.raises(ClusterError):
+            description(bad)
+
+
 def test_paddle_init_variables_are_the_flags(monkeypatch):
     environ = {
         "PADDLE_INIT_PORT": "7164",

@@ -59,6 +59,10 @@ def test_bad_flags_of_tensorflow_1() -> None:
     assert "--job_name: 'ps' has no hosts here; the jobs are worker" in refused(f"{start} --job_name=ps")
     assert "--task_index: 2 is too high; there are 2 worker tasks" in refused(f"{start} --job_name=worker --task_index=2")
     assert "--worker_hosts: it names no host" in refused("python x.py --worker_hosts= --job_name=worker")
+    for word in ("False", "0"):  # argparse may read it as false, absl reads it as true.
+        message = refused(f"{start} --ps_hosts=c:1 --sync_replicas {word} --job_name=worker")
+        assert f"--sync_replicas: absl reads it as true, whatever word is behind it; write --sync_replicas={word}" in message
+    assert tfdist.read(f"{start} --ps_hosts=c:1 --sync_replicas True").worker_groups == ((0, 1),)
     assert "the chief is given by two flags" in refused(f"{start} --chief_hosts=c:1 --master_hosts=d:1")
     assert "worker_host: there is no such flag; did you mean worker_hosts?" in refused(
         {"ps_hosts": "a:1", "worker_host": "b:1"}

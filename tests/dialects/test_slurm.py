@@ -67,6 +67,9 @@ def test_gpus_are_slots():
     for text in ("2", "a100:2"):
         assert {(task.slots, task.gpus) for task in slurm.from_environ(step(GPUS_PER_TASK=text)).tasks} == {(2, 2)}
     assert {(task.slots, task.gpus) for task in slurm.from_environ(step(GPUS_PER_TASK=0)).tasks} == {(1, 0)}
+    for text in ("gres/gpu:2", "cpu:3,gres/gpu:a100=2", "gres/gpu=2"):  # srun --tres-per-task
+        assert {(task.slots, task.gpus) for task in slurm.from_environ(step(TRES_PER_TASK=text)).tasks} == {(2, 2)}
+    assert {(task.slots, task.gpus) for task in slurm.from_environ(step(TRES_PER_TASK="cpu:3")).tasks} == {(1, 0)}
 
 
 @pytest.mark.parametrize(

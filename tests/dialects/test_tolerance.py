@@ -45,7 +45,10 @@ def test_hosts_without_slots_do_not_make_a_text_a_host_file() -> None:
 
 
 def test_a_command_line_with_an_object_is_no_yaml() -> None:
-    for line in ('docker run -e TF_CONFIG=\'{"cluster": {"worker": ["a:1"]}}\' image', "python x.py --spec='{\"worker\": []}'"):
+    for line in (
+        'nerdctl run -e TF_CONFIG=\'{"cluster": {"worker": ["a:1"]}}\' image',
+        "python x.py --spec='{\"worker\": []}'",
+    ):
         assert "this is neither a description nor a command line that tfdist reads; those of srun" in refused(line)
     assert tfdist.read("--- {worker: ['a:1', 'b:1']}\n").describe() == "2 workers"
 

@@ -123,6 +123,13 @@ def test_what_is_not_known_is_said():
     assert waits.resource is None and "no known link is busy for more than 40%" in waits.text
 
 
+@pytest.mark.parametrize("strategy", ["parameter_server", "hogwild"])
+def test_a_ps_of_which_alone_is_known_what_it_uses_binds(strategy):
+    tasks = ["chief:0", "worker:0", "ps:0"]
+    found = explain(Running(strategy, {"ps:0": linked(0.3, 0.98)}, tasks, dict.fromkeys(tasks, "a")))
+    assert (found.resource, found.better, found.unknown) == ("link of ps 0", None, ("what the chief, worker 0 use",))
+
+
 def test_the_link_of_a_lone_worker_binds_in_both_directions_together():
     """As measured on links of 60 Mbit/s: it sends for half of the time and receives for the rest, and computes little."""
     half = use(0.04, sending=0.48, sent=1.8e6, received=1.8e6)

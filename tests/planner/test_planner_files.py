@@ -5,15 +5,18 @@ import json
 import os
 
 import pytest
+from absl import flags
 from costs_of import measured
 
+from tfdist.choice import choose
 from tfdist.dialects import read as read_cluster
 from tfdist.dialects.parsing import document
 from tfdist.errors import ClusterError
+from tfdist.flags import define_flags
 from tfdist.partition import Partition
 from tfdist.planner import chart, link, measurement, prices, table
 from tfdist.planner.costs import Costs
-from tfdist.planner.described import cluster_of, option_of, option_with
+from tfdist.planner.described import cluster_of, option_of, option_with, without_strategy
 from tfdist.planner.option import Hardware, Option
 from tfdist.planner.predict import predict
 from tfdist.planner.prices import Machines
@@ -235,3 +238,27 @@ def test_a_cluster_keeps_the_hosts_and_machines_of_the_description():
     together = cluster_of(Option("parameter_server", 2, 2, colocated=True), hosts, Machines(), Synchronization())
     assert [task.host for task in together.job("ps")] == ["a", "b"]
     assert option_of(together) == Option("parameter_server", 2, 2, colocated=True)
+
+
+def test_one_process_has_one_device_also_where_the_description_has_more():
+    for described in ("cluster { nworkers_per_group: 4 nworkers_per_procs: 4 }", "srun -n 3 --gpus-per-task=2 python x"):
+        cluster = cluster_of(Option("default", 1), read_cluster(described), Machines(), Synchronization())
+        assert choose(cluster).strategy == "default"
+
+
+def test_further_tasks_have_the_devices_of_those_that_are_described():
+    described = {"cluster": {"worker": ["a:1", "b:1"]}, "tfdist": {"slots": {"worker": [[2, 2], [2, 2]]}}}
+    cluster = cluster_of(Option("hogwild", 3, 1), read_cluster(described), Machines(), Synchronization())
+    assert [(task.host, task.slots, task.gpus) for task in cluster.job("worker")] == [("a", 2, 2), ("b", 2, 2), (None, 2, 2)]
+    assert [(task.host, task.slots, task.gpus) for task in cluster.job("ps")] == [(None, 1, 0)]
+
+
+def test_flags_in_place_of_words_that_a_language_lacks_are_read_as_they_are_meant():
+    options = Synchronization(adaptive=True, average_momentum=False, weights="examples")
+    cluster = dataclasses.replace(read_cluster("STANDARD_1"), strategy="hogwild", sync_period=8, synchronization=options)
+    _, text = without_strategy(cluster)
+    values = flags.FlagValues()
+    define_flags(values)
+    assert values(["train.py", *text.split()]) == ["train.py"]
+    assert (values.strategy, values.sync_period, values.adaptive, values.average_momentum) == ("hogwild", 8, True, False)
+    assert values.synchronization_weights == "examples"

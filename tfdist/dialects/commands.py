@@ -19,6 +19,7 @@ from tfdist.dialects.parsing.machine_gpus import ON_NODE
 from tfdist.dialects.parsing.shell import SHELL_OPTION, ShellCommand, commands
 from tfdist.dialects.parsing.variables import ASSIGNMENT
 from tfdist.dialects.registry import command_readers, environment_readers, programs
+from tfdist.dialects.slurm.options import options as slurm_options
 from tfdist.errors import Source
 
 MAX_WORDS = 10_000
@@ -33,11 +34,8 @@ _PYTHON_VALUED = frozenset({"-W", "-X", "-Q", "--check-hash-based-pycs"})
 _SETTERS = frozenset({"env", "sudo"})
 _SETTERS_VALUED = frozenset({"-u", "--unset", "--user", "-g", "--group", "-C", "-D", "--chdir"})
 """Programs that take variables for the program behind them, and their options whose value is a word of its own."""
-_STARTERS = frozenset(
-    {"torchrun", "horovodrun", "torch.distributed.run", "torch.distributed.launch", "paddle.distributed.launch", "fleetrun"}
-    | {"accelerate-launch", "accelerate.commands.launch"}
-)
-"""Launchers that start processes on each task of another one."""
+_CONTAINERS = frozenset({"docker", "nvidia-docker", "podman", "singularity", "apptainer"})
+"""Programs that take such variables as values of `-e` and `--env`, and folders as values of other options."""
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh", "script"})
 _WHICH = re.compile(r"(?:\$\(|`)(?:which|command -v) ([\w./-]+)[)`]", re.ASCII)
 _SHEBANG = re.compile(r"#!.*\b(?:ba|z|da|k)?sh\b")
@@ -114,7 +112,7 @@ def launches(
                 exported.append(Launch(name, (), command.line, variables))
             hidden |= _hidden(command)
             used = used or next((entry for entry in hidden.values() if entry.has_options), None)
-        elif (launch := _launch(command, variables, source, has_lines, known)) is not None:
+        elif (launch := _launch(command, variables, source, known)) is not None:
             found.append(launch)
             if len(found) == MAX_LAUNCHERS:
                 break
@@ -130,9 +128,7 @@ def launches(
     return found
 
 
-def _launch(
-    command: ShellCommand, variables: Mapping[str, str], source: Source, has_lines: bool, known: Mapping[str, str]
-) -> Launch | None:
+def _launch(command: ShellCommand, variables: Mapping[str, str], source: Source, known: Mapping[str, str]) -> Launch | None:
     words = command.words[:MAX_WORDS]
     own = {**command.variables, **_of_env(words)}
     variables = {**variables, **own}
@@ -152,12 +148,12 @@ def _launch(
     outer = None
     if name != "srun" and "srun" in (before := words[: start - 1]):
         outer = Launch(programs()["srun"], before[before.index("srun") :], command.line)
-    _check_single(rest, source, command.line if has_lines else None)
     return Launch(dialect, rest, command.line, variables, outer)
 
 
 def _of_env(words: Sequence[str]) -> dict[str, str]:
-    """Returns the variables that `env A=1 torchrun` or `sudo A=1 torchrun` gives the program, also behind `time` and such."""
+    """Returns the variables that `env A=1 torchrun`, `sudo A=1 torchrun` or `docker run -e A=1 ...` gives the program, also
+    behind `time` and such."""
     found: dict[str, str] = {}
     if not words or os.path.basename(words[0]) not in PREFIXES:
         return found
@@ -169,6 +165,10 @@ def _of_env(words: Sequence[str]) -> dict[str, str]:
             next(rest, None)
         elif not word.startswith("-") and os.path.basename(word) not in _SETTERS:
             break
+    if not _CONTAINERS.isdisjoint(map(os.path.basename, words)):
+        given = [word for before, word in itertools.pairwise(words) if before in ("-e", "--env")]
+        given += [word.removeprefix("--env=") for word in words if word.startswith("--env=")]
+        found |= {match[1]: match[2] for word in given if (match := ASSIGNMENT.fullmatch(word))}
     return found
 
 
@@ -182,11 +182,16 @@ def _found(
     """
     known = programs()
     step: tuple[int, str, None] | None = None
+    # Folders among the options of srun and of containers may have the name of a launcher.
+    begin, is_contained = 0, False
     for position, word in enumerate(words):
+        if position < begin or (is_contained and words[position - 1].startswith("-") and words[position - 1] != "-m"):
+            continue
         name = os.path.basename(match[1] if (match := _WHICH.fullmatch(word)) else word)
         if name == "srun":
             step = step or (position + 1, name, None)
-        elif name in known:
+            begin = position + 1 + slurm_options(words[position + 1 :])[1]
+        elif name in known and not word.startswith("-"):
             return position + 1, name, None
         elif position and words[position - 1] == "-m" and word in known:
             return position + 1, word, None
@@ -202,6 +207,7 @@ def _found(
             script = "".join(words[position + 1 : position + 2]).replace("\\$", "$")
             if script.strip() and (inner := launches(script, source, known=_used(script, given))):
                 return 0, "", inner[0]
+        is_contained = is_contained or name in _CONTAINERS
         if position == 0 and name not in PREFIXES and not (word.startswith("$") and "-m" in words[1:4]):
             break
     return step
@@ -256,20 +262,6 @@ def _hidden(command: ShellCommand) -> dict[str, _Hidden]:
         if found is not None and found[1] != "srun" and found[2] is None:
             hidden[name] = _Hidden(found[1], command.line, len(words) > found[0])
     return hidden
-
-
-def _check_single(words: Sequence[str], source: Source, line: int | None) -> None:
-    """Raises ClusterError for a launcher that starts another one on every task."""
-    for before, word, after in zip(words, words[1:], (*words[2:], ""), strict=False):
-        if word.endswith(".py"):
-            return
-        name = os.path.basename(word)
-        is_deepspeed = name == "deepspeed" and before not in ("-n", "--name")  # `conda run -n deepspeed python`
-        if name in _STARTERS or is_deepspeed or (name, after) == ("accelerate", "launch"):
-            raise source.error(
-                f"{words[0]} starts {word} on every task, and each of these starts processes; give the command of one launcher",
-                line=line,
-            )
 
 
 def check_prefix(text: str, source: Source) -> None:

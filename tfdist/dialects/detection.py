@@ -21,7 +21,7 @@ from tfdist.dialects.commands import Launch, check_prefix, is_script, launches, 
 from tfdist.dialects.dialect import TextReader
 from tfdist.dialects.other_tools import reason_against
 from tfdist.dialects.parsing.document import Document, check_text, close, decode, is_json, read_bytes, shown
-from tfdist.dialects.parsing.load import load
+from tfdist.dialects.parsing.load import load, load_call
 from tfdist.dialects.registry import command_readers, dialects, programs, text_readers
 from tfdist.errors import ClusterError, Source
 
@@ -34,6 +34,8 @@ _ASSIGNED = re.compile(
     r"(\{.*\}|\[.*\])\s*,?\s*\)?\s*;?\s*",
     re.ASCII | re.DOTALL,
 )
+_CALL = re.compile(r"\s*(?:[A-Za-z_]\w*\s*=\s*)?[A-Za-z_][\w.]*\(\s*[A-Za-z_]\w*\s*=[^=]", re.ASCII)
+"""The beginning of `paddle.init(port=7164)` or `rendezvous = dict(num_shards=2, ...)`."""
 _NAME = re.compile(r"(?:^|[{<;,])[ \t]*[\"']?([A-Za-z_][\w-]{0,99})[\"']?[ \t]*(?=[:{<])", re.MULTILINE | re.ASCII)
 _COMMAND = re.compile(r"[ \t]*[\w./-]+[ \t]+[\w./-]", re.ASCII)
 """A program and its first argument."""
@@ -199,9 +201,11 @@ def _assigned(text: str, name: str) -> Detected | None:
     """Returns the description in a text that is one assignment or argument of an object, `TF_CONFIG = {...}`; None for other
     texts.
 
-    It is written so in Python (`tf.train.ClusterSpec({...})`), in environment files and in Dockerfiles, and by people who
-    forget that a shell needs quotes.
+    It is written so in Python (`tf.train.ClusterSpec({...})`, `paddle.init(port=7164)`), in environment files and in
+    Dockerfiles, and by people who forget that a shell needs quotes.
     """
+    if _CALL.match(text) is not None and (arguments := load_call(text)) is not None:
+        return _from_mapping(Document(name, mapping=arguments), Source("text", name))
     match = _ASSIGNED.fullmatch(text) if "=" in text[:200] or "(" in text[:200] else None
     if match is None:
         return None

@@ -62,7 +62,7 @@ _VALUED = (
 )
 
 LOCAL_PS, LOCAL_WORKERS = 2, 2
-"""Tasks of `local train --distributed` beside the chief, if the flags do not give their number."""
+"""Tasks of `local train --distributed` beside the chief, if the flags do not give their number, or give 0."""
 
 _POOL = {
     "machine-type": ("machineSpec", "machineType"),
@@ -136,8 +136,8 @@ def _local(words: list[str], source: Source) -> Cluster:
     values = Values(source, dict(_flags(words, source, positional=0)), "--")
     counts = {"chief": 1}
     if values.flag("distributed"):  # In the order of the ports.
-        counts["ps"] = values.number("parameter-server-count", LOCAL_PS)
-        counts["worker"] = values.number("worker-count", LOCAL_WORKERS)
+        counts["ps"] = values.number("parameter-server-count", 0) or LOCAL_PS
+        counts["worker"] = values.number("worker-count", 0) or LOCAL_WORKERS
         counts["evaluator"] = values.number("evaluator-count", 0)
     names_of_tasks = [(job, index) for job, count in counts.items() for index in range(count)]
     if not values.text("start-port"):

@@ -26,7 +26,6 @@ from tfdist.rank_info import RankInfo, Store, UnplacedError
 NAME = "pytorch"
 
 MASTER_PORT = 29500
-C10D_PORT = 29400
 
 AGENT_PORTS = 8
 """torchrun's agent listens on MASTER_PORT. The store is at the first free one of this many ports next to it."""

@@ -106,10 +106,13 @@ def from_environment() -> Described | None:
     if not given or environment.is_started(os.environ):  # The launcher has another description, or has read this one.
         return environment.find()
     try:
-        return description(given)
+        described = description(given)
     except ClusterError as error:
         is_text, fault = str(error).startswith("<text>:"), str(error).removeprefix("<text>:")
         raise ClusterError(f"{environment.CLUSTER_VARIABLE}:{fault if is_text else f' {fault}'}") from None
+    name = "" if described.source.name == "<text>" else f": {described.source.name}"
+    source = Source(described.source.dialect, f"{environment.CLUSTER_VARIABLE}{name}")
+    return dataclasses.replace(described, source=source)
 
 
 def _standalone(options: Mapping[str, Any]) -> bool:

@@ -97,7 +97,8 @@ def _of_shared(job: Running, busiest: _Busy, unknown: tuple[str, ...]) -> Bindin
         why = "most of which it waits for a core that others use"
     elif busiest.kind in ("cores", "quota") and busiest.resource.endswith(" share"):
         why = f"tasks on machines of their own would not share {'them' if busiest.kind == 'cores' else 'it'}"
-    if busiest.task.startswith("ps:") and busiest.kind != "cores" and not busiest.resource.endswith(" share"):
+    is_ps = busiest.task.startswith("ps:") and busiest.kind != "cores" and not busiest.resource.endswith(" share")
+    if is_ps and job.workers:  # What the others need tells what more ps would give.
         ps, times = _best_ps(job, busiest)
         better = f"{ps} ps" if times >= WORTH else None
         if better is None:
@@ -140,7 +141,7 @@ def _time(job: Running, busiest: _Busy, ps: int, workers: int) -> float:
 
 def _largest(job: Running, ps: int) -> float:
     """Returns the part of the parameters on the ps that holds the most; equal parts if the variables are not known."""
-    if not job.variables:
+    if not any(each.size for each in job.variables):
         return 1 / ps
     placed = evenly(sum(each.size for each in job.variables), ps)
     if job.strategy == "parameter_server":

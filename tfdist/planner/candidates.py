@@ -25,7 +25,7 @@ class Request:
         periods: the sync periods to compare.
         synchronization: options of hogwild.
         has_chief: whether the description has a chief with a machine of its own. It trains under `multi_worker_mirrored`.
-        adds_chief: whether the language of the recommended cluster asks for a chief that the description does not have.
+        adds_chief: whether a language in which the chief has a machine of its own adds one to the workers of the description.
         may_colocate: whether a ps may be on the machine of a worker.
         described: the option of the description as it is; None if it describes none of those that are compared.
     """

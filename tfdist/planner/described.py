@@ -5,8 +5,8 @@ from typing import Any
 
 from tfdist.choice import SERVED, choose
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects.registry import always_has_sync_period
 from tfdist.errors import ClusterError, Source
+from tfdist.flags import says_period
 from tfdist.planner.option import Option
 from tfdist.planner.prices import Machines
 from tfdist.synchronization import DEFAULT_SYNC_PERIOD, SERVER_COMPRESSIONS, Synchronization
@@ -59,10 +59,8 @@ def option_with(cluster: Cluster, strategy: str | None, period: int | None, sync
     options, compression = Synchronization(), synchronization.compression if synchronization.compresses else None
     if strategy == "hogwild":
         options = synchronization
-        says_period = own == "hogwild" or cluster.sync_period != 1 or always_has_sync_period(cluster.source.dialect)
-        cluster = dataclasses.replace(
-            cluster, sync_period=period or (cluster.sync_period if says_period else DEFAULT_SYNC_PERIOD)
-        )
+        own_period = cluster.sync_period if says_period(cluster) else DEFAULT_SYNC_PERIOD
+        cluster = dataclasses.replace(cluster, sync_period=period or own_period)
     elif strategy == "parameter_server" and compression in SERVER_COMPRESSIONS:
         options = Synchronization(compression=compression)
     if strategy != own:
@@ -102,8 +100,8 @@ def cluster_of(
         tasks.append(dataclasses.replace(task, host=host, port=None if option.colocated else task.port))
     if base is not None:
         tasks += base.job("evaluator")
-    if option.strategy == "mirrored":
-        tasks[0] = dataclasses.replace(tasks[0], slots=option.workers)
+    if alone:
+        tasks[0] = dataclasses.replace(tasks[0], slots=option.workers, gpus=min(tasks[0].gpus, option.workers))
     changed: dict[str, Any] = {"tasks": tuple(tasks), "separate_servers": not option.colocated}
     if base is None:
         cluster = Cluster(**changed, source=Source("planner", "tfdist plan"))
@@ -131,14 +129,15 @@ def _begins_with(option: Option, base: Cluster) -> int | None:
 
 
 def _task(job: str, index: int, base: Cluster | None, machines: Machines) -> Task:
-    """Returns the task of the description, or a new one like its first; a colocated chief of the description stays."""
+    """Returns the task of the description, or one with the devices of its first, whose host is open."""
     if base is None:
         return Task(job, index)
     known = base.job(job)
     if index < len(known):
         return known[index]
-    has_types = any(task.machine_type for task in base.tasks)
-    return Task(job, index, machine_type=getattr(machines, job) if has_types else None)
+    first = known[0] if known else Task(job, index)
+    kind = getattr(machines, job) if any(task.machine_type for task in base.tasks) else None
+    return dataclasses.replace(first, index=index, host=None, port=None, machine_type=first.machine_type or kind)
 
 
 def without_strategy(cluster: Cluster) -> tuple[Cluster, str]:
@@ -152,7 +151,8 @@ def without_strategy(cluster: Cluster) -> tuple[Cluster, str]:
     if cluster.strategy == "hogwild":
         flags.append(f"--sync_period {cluster.sync_period}")
     for name, value in cluster.synchronization.non_default().items():
-        flags.append(f"--{'synchronization_weights' if name == 'weights' else name} {value}")
+        flag = "synchronization_weights" if name == "weights" else name
+        flags.append(f"--{'' if value else 'no'}{flag}" if isinstance(value, bool) else f"--{flag} {value}")
     return dataclasses.replace(
         cluster, strategy=None, sync_period=1, synchronization=Synchronization(), min_workers=None
     ), " ".join(flags)

@@ -54,6 +54,14 @@ def test_a_dry_run_shows_every_task_with_its_tf_config_and_the_rule(launch):
     assert "ps:2      localhost:27185  (n1-standard-4)" in got.stdout
 
 
+def test_a_variable_with_a_description_may_name_a_task_unlike_that_of_another_launcher(launch):
+    config = '{"cluster": {"worker": ["localhost:29411", "localhost:29412"]}, "task": {"type": "worker", "index": 0}}'
+    got = launch("--dry_run", TFDIST_CLUSTER=config)
+    assert got.stdout.count("TF_CONFIG='") == 2, got.stderr
+    got = launch("--dry_run", TF_CONFIG=config)
+    assert got.returncode == 2 and "TF_CONFIG says that this process is worker:0 of a cluster" in got.stderr
+
+
 def test_a_dry_run_of_many_tasks_does_nothing_for_each_pair_of_them(monkeypatch, capsys):
     cluster = prepared(read({"chief": 1, "worker": 40, "ps": 9, "evaluator": 1}))
     counts = collections.Counter()

@@ -142,6 +142,7 @@ def split(*words):
         ("--num_processes", "4"),
         ("--standalone", "--nnodes=1", "--nproc_per_node=4"),
         ("--nnodes", "1:1", "--nproc-per-node=4"),
+        ("--num_machines", "1", "--num-processes=4"),
     ],
 )
 def test_what_users_of_other_launchers_type_for_one_machine_is_understood(words):

@@ -16,7 +16,6 @@ from tools import needs
 from tfdist.choice import choose
 from tfdist.launch.commands import COMMANDS
 from tfdist.launch.errors import UsageError
-from tfdist.launch.jobs.events import Exited
 from tfdist.launch.jobs.job import Program
 from tfdist.launch.plan import arguments, configurations, host_link, probe
 from tfdist.launch.plan.command import main
@@ -361,16 +360,12 @@ def test_languages_with_a_chief_on_a_machine_of_its_own_get_one(plan):
         assert int(machines) == int(workers) + int(ps) + 1
 
 
-def test_a_program_that_ends_early_is_not_one_that_is_slow():
-    early, here = probe.Probe(Program(script="train.py"), configurations.ALL, 1, Synchronization()), Path("none")
-    some, unknown = Fit(50, 100, (), [(0.0, 1)]), Fit(None, None, (), [(0.0, 1)])
-    assert "the program made no step of fit within 60 s; try more (--seconds)" in early._too_few(
-        here, configurations.ALL[0], None
-    )
-    early._ended["worker:0"] = Exited("worker:0", 1, 0.0)
-    assert "the program has ended without a step of fit (it exited with 1)" in early._too_few(here, configurations.ALL[0], None)
-    assert "has ended after too few steps of fit (it exited with 1)" in early._too_few(here, configurations.ALL[0], some)
-    assert "gives fit data of unknown batch size" in early._too_few(here, configurations.ALL[0], unknown)
+def test_a_chief_alone_has_a_machine_of_its_own_beside_ps(plan, tmp_path):
+    (tmp_path / "prices.json").write_text('{"n1-standard-4": 1}')
+    code, out, err = plan("--from", "m.json", "--tier", "BASIC", "--prices", "prices.json", "--json")
+    assert code == 0, err
+    served = [each for each in json.loads(out)["options"] if each["ps"]]
+    assert served and all(each["machines"] == 2 + each["ps"] == each["cost_per_hour"] for each in served)
 
 
 def test_a_model_without_variables_that_train_is_not_measured(tmp_path, monkeypatch):

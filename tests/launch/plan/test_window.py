@@ -1,10 +1,16 @@
 """The steps of a `fit` that the probe of `tfdist plan` counts."""
 
+from pathlib import Path
+
 import pytest
 
+from tfdist.launch.jobs.events import Exited
+from tfdist.launch.jobs.job import Program
+from tfdist.launch.plan import configurations, probe
 from tfdist.launch.plan.configurations import Configuration
 from tfdist.launch.plan.processor_time import ProcessorTime, Sample
 from tfdist.launch.plan.window import Fit, run_of
+from tfdist.synchronization import Synchronization
 
 CALLS = [(0.0, 1), (0.7, 65), *((1.6 + 0.85 * n, 129 + 64 * n) for n in range(10))]
 """Reports of calls of 64 steps: one of 0.3 s that is longer than others is no pause beside them."""
@@ -48,3 +54,15 @@ def test_a_program_that_traces_again_and_again_is_measured_with_that():
     traced = [0.2 * n for n in range(40)]
     assert Fit(50, 100, (), reports[:20], None, traced[:20]).window() is None
     assert Fit(50, 100, (), reports, None, traced).window() == (reports[3], reports[-1])
+
+
+def test_a_program_that_ends_early_is_not_one_that_is_slow():
+    early, here = probe.Probe(Program(script="train.py"), configurations.ALL, 1, Synchronization()), Path("none")
+    some, unknown = Fit(50, 100, (), [(0.0, 1)]), Fit(None, None, (), [(0.0, 1)])
+    assert "the program made no step of fit within 60 s; try more (--seconds)" in early._too_few(
+        here, configurations.ALL[0], None
+    )
+    early._ended["worker:0"] = Exited("worker:0", 1, 0.0)
+    assert "the program has ended without a step of fit (it exited with 1)" in early._too_few(here, configurations.ALL[0], None)
+    assert "has ended after too few steps of fit (it exited with 1)" in early._too_few(here, configurations.ALL[0], some)
+    assert "gives fit data of unknown batch size" in early._too_few(here, configurations.ALL[0], unknown)

@@ -10,7 +10,7 @@ from collections import Counter
 
 from tfdist.cluster import Cluster
 from tfdist.dialects.horovod.hosts import Hosts, cluster_of, merged, parse_hostfile, parse_hosts
-from tfdist.dialects.parsing.command_line import check_variable, full_name
+from tfdist.dialects.parsing.command_line import check_single, check_variable, full_name
 from tfdist.dialects.parsing.document import MAX_TASKS, decode, read_bytes, shown
 from tfdist.dialects.parsing.shell import has_variable
 from tfdist.dialects.parsing.values import Values
@@ -131,7 +131,9 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
             raise source.error("the value of this option is missing", field=written)
         meaning = _MEANINGS.get(name, name)
         value = value if equals else words[position]
-        if meaning in _NAMES and found.get(meaning, value) != value:  # Others are repeated: -x A -x B, --mca X 1 --mca Y 2.
+        if name in ("H", "host") and not is_horovod and meaning in found:
+            value = f"{found[meaning]},{value}"  # Open MPI takes all of them.
+        elif meaning in _NAMES and found.get(meaning, value) != value:  # Others are repeated: -x A -x B, --mca X 1 --mca Y 2.
             raise source.error(f"this is given twice, as {shown(found[meaning])} and {shown(value)}", field=written)
         if name in ("hosts", "ppn", "f") and not is_horovod:
             found["hydra"] = ""  # MPICH's spelling.
@@ -142,6 +144,7 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
             )
         found[meaning] = value
         position += count
+    check_single(words[position:], source)
     if ":" in words[position:]:
         raise source.error("the command line starts several programs (`:`); tfdist runs one program on every task")
     for name in _MPI_REFUSED:

@@ -1,17 +1,25 @@
 """The options of a command line. Nothing is ever executed."""
 
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tfdist.cluster import Cluster
 from tfdist.dialects.parsing.document import MAX_TASKS, close, shown
-from tfdist.dialects.parsing.values import Values
+from tfdist.dialects.parsing.values import FALSE, Values
 from tfdist.errors import ClusterError, Source, nearest
 from tfdist.rank_info import UnplacedError
 
 _ONLY_VARIABLE = re.compile(
     r"\$(?:\w+|[@*]|\{[^}]*\})|(?:\$\((?!which |command -v )|`(?!which ))(?!.*[)`]/[^)`]*\Z).*", re.ASCII | re.DOTALL
 )
+
+
+_STARTERS = frozenset(
+    {"torchrun", "horovodrun", "torch.distributed.run", "torch.distributed.launch", "paddle.distributed.launch", "fleetrun"}
+    | {"accelerate-launch", "accelerate.commands.launch", "deepspeed"}
+)
+"""Launchers that start processes on each task of another one."""
 
 
 def names(text: str) -> frozenset[str]:
@@ -51,18 +59,25 @@ def options(
 
     Raises:
         ClusterError: for an option without its value, for an abbreviation of several options, and for an unknown option (in a
-            program: one that resembles a known one that is not given).
+            program: one that resembles a known one that is not given; and `--switch False`).
     """
     found: dict[str, str] = {}
     similar: dict[str, str] = {}  # Of a program: a known option -> how one that resembles it is written.
     rest = iter(words)
+    bare = ""
     for word in rest:
         if not is_program:
             check_variable(word, source)
+        switch, bare = bare, ""
         if not word.startswith("-") or word in ("-", "--"):
-            if is_program:
-                continue
-            break
+            if not is_program:
+                check_single([word, *rest], source)
+                break
+            if switch and word.lower() in FALSE:
+                raise source.error(
+                    f"absl reads it as true, whatever word is behind it; write --{switch}={word}", field=f"--{switch}"
+                )
+            continue
         name, equals, value = word.partition("=")
         if word[1:2] in (letters or {}) and not equals and len(word) > 2:
             name, equals, value = word[:2], "=", word[2:]  # -r3
@@ -77,6 +92,7 @@ def options(
             found[name] = value
         elif name in switches:
             found[name] = value if equals else "true"
+            bare = "" if equals else name
         elif name.removeprefix("no") in switches and not equals:
             found[name.removeprefix("no")] = "false"  # gflags
         elif not is_program:
@@ -93,6 +109,20 @@ def options(
             field=shown(similar[meant], 40)[1:-1],
         )
     return Values(source, found, "--")
+
+
+def check_single(program: Sequence[str], source: Source) -> None:
+    """Raises ClusterError if the program of a launcher is another launcher, which each task would start."""
+    for before, word, after in zip(("", *program), program, (*program[1:], ""), strict=False):
+        if word.endswith(".py"):
+            return
+        name = os.path.basename(word)
+        is_value = before.startswith("-") and before not in ("-m", "-i", "-E")  # `python -m`, `env -i`, `sudo -E`
+        if not is_value and (name in _STARTERS or (name, after) == ("accelerate", "launch")):
+            raise source.error(
+                f"this launcher starts {word} on every task, and each of these starts processes; give the command of one "
+                "launcher"
+            )
 
 
 def is_variable(word: str) -> bool:

@@ -57,6 +57,23 @@ def _load_python(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) and all(isinstance(key, str) for key in value) else None
 
 
+def load_call(text: str) -> dict[str, Any] | None:
+    """Returns the arguments of one call in Python, `paddle.init(port=7164)`, all named literals; None for any other text."""
+    if len(text) > MAX_TEXT:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            (statement,) = ast.parse(text.strip()).body
+            call = statement.value if isinstance(statement, ast.Expr | ast.Assign) else None
+            if not isinstance(call, ast.Call) or call.args:
+                return None
+            found = {each.arg: ast.literal_eval(each.value) for each in call.keywords if each.arg is not None}
+            return found if len(found) == len(call.keywords) else None
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+
+
 def _load_json(text: str, source: Source) -> dict[str, Any]:
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(items)

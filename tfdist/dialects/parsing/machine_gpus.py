@@ -17,3 +17,12 @@ def visible_gpus(environ: Mapping[str, str]) -> int:
     if ON_NODE in environ:
         return len([gpu for gpu in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()])
     return len(visible(machine.installed(), environ))
+
+
+def chosen_gpus(environ: Mapping[str, str]) -> int:
+    """Returns the number of GPUs that CUDA_VISIBLE_DEVICES lists by number, on whatever machine; else `visible_gpus`.
+
+    DeepSpeed's and Paddle's launchers believe the variable.
+    """
+    listed = [gpu for gpu in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip().isdecimal()]
+    return len(listed) or visible_gpus(environ)

@@ -10,7 +10,7 @@ from tfdist.dialects.parsing.shell import has_variable
 from tfdist.errors import ClusterError, Source
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
-_TRUE, _FALSE = ("1", "true", "yes", "on", "t", "y"), ("0", "false", "no", "off", "f", "n")
+_TRUE, FALSE = ("1", "true", "yes", "on", "t", "y"), ("0", "false", "no", "off", "f", "n")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Values:
     def flag(self, name: str, default: bool = False) -> bool:
         """Returns a truth value in the spelling of gflags, argparse or Paddle. Raises ClusterError for other texts."""
         text = self.text(name).lower()
-        if text and text not in _TRUE + _FALSE:
+        if text and text not in _TRUE + FALSE:
             raise self.error(name, f"{shown(text)} is not right; expected true or false")
         return text in _TRUE if text else default
 

@@ -16,7 +16,7 @@ from tfdist.dialects.dialect import CommandReader, Dialect, EnvironmentReader, T
 from tfdist.dialects.parsing.document import MAX_TASKS, shown
 from tfdist.dialects.parsing.values import Values
 from tfdist.dialects.slurm import submit
-from tfdist.dialects.slurm.options import gpus_per_task, share
+from tfdist.dialects.slurm.options import gpus_per_task, listed_gpus, share
 from tfdist.dialects.slurm.script import NAME, looks_like, parse, parse_command, set_by_sbatch, starts_launchers
 from tfdist.dialects.writing.unsupported import address_notes, check_whole
 from tfdist.errors import Source
@@ -150,13 +150,13 @@ def _ports(environ: Mapping[str, str], most: int, source: Source) -> list[int]:
 
 
 def _gpus(environ: Mapping[str, str], counts: list[int], source: Source) -> tuple[int, int]:
-    """Returns slots and GPUs of each task: those of `--gpus-per-task`, else an equal share of the GPUs of a node.
+    """Returns slots and GPUs of each task: those that srun was asked for, else an equal share of the GPUs of a node.
 
     Every task has to read the same cluster and knows only its own node. So GPUs of a node count only if all nodes have as many
     tasks, and as many GPUs as far as the variables say. Otherwise a task has one slot, and nothing is said of its GPUs.
     """
     values = Values(source, environ)
-    gpus = gpus_per_task(values, "SLURM_GPUS_PER_TASK")
+    gpus = gpus_per_task(values, "SLURM_GPUS_PER_TASK") or listed_gpus(values, "SLURM_TRES_PER_TASK")
     if not gpus and len(set(counts)) == 1:
         on_node = gpus_per_task(values, "SLURM_GPUS_PER_NODE") or gpus_per_task(values, "SLURM_GPUS_ON_NODE")
         total = gpus_per_task(values, "SLURM_GPUS")

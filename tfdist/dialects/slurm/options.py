@@ -135,7 +135,7 @@ def tasks(values: Values) -> Tasks:
     """
     nodes = _nodes(values)
     per_node, total = _per_node(values), _gpus(values, "gpus")
-    per_task = _gpus(values, "gpus-per-task") or _listed(values, "tres-per-task")
+    per_task = _gpus(values, "gpus-per-task") or listed_gpus(values, "tres-per-task")
     by_gpu = values.number("ntasks-per-gpu", 0)
     if values.text("ntasks"):
         count = values.number("ntasks", least=1)
@@ -233,7 +233,7 @@ def _nodes(values: Values) -> int:
 
 
 def _per_node(values: Values) -> int:
-    return _gpus(values, "gpus-per-node") or _listed(values, "gres")
+    return _gpus(values, "gpus-per-node") or listed_gpus(values, "gres")
 
 
 def _gpus(values: Values, name: str) -> int:
@@ -246,7 +246,7 @@ def _gpus(values: Values, name: str) -> int:
     return total
 
 
-def _listed(values: Values, name: str) -> int:
+def listed_gpus(values: Values, name: str) -> int:
     """Returns the GPUs in a list of resources, `gpu:a100:2,craynetwork:1`."""
     total = 0
     for part in values.text(name).split(","):

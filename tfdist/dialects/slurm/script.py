@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects.parsing.command_line import PREFIXES, names
+from tfdist.dialects.parsing.command_line import PREFIXES, check_single, names
 from tfdist.dialects.parsing.document import Document
 from tfdist.dialects.parsing.load import load
 from tfdist.dialects.parsing.shell import commands
@@ -60,7 +60,8 @@ def parse_command(words: list[str], source: Source) -> Cluster:
     """Reads `srun -n 4 python train.py`. Raises ClusterError for bad options, without a number of tasks, and for `sbatch`."""
     if words[0] == submit.NAME:
         raise source.error("sbatch submits a batch script, and other commands describe a cluster, too; give that script")
-    given, _ = options(words[1:])
+    given, end = options(words[1:])
+    check_single(words[1 + end :], source)
     check_one_component(words, given, source)
     check_variables(words[1:], source)
     values = Values(source, given, "--")

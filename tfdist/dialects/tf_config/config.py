@@ -16,6 +16,7 @@ from tfdist.dialects.parsing.document import MAX_TASKS, Document, close, shown
 from tfdist.dialects.tf_config.extension import Extension, is_int
 from tfdist.dialects.vertex.pools import has_reduction_server
 from tfdist.errors import ClusterError, Source, nearest
+from tfdist.synchronization import DEFAULTS
 
 NAME = "tf_config"
 
@@ -139,7 +140,7 @@ class _Reader:
             partial=partial,
             source=self.source,
             task=task,
-            says_sync_period="sync_period" in extension,
+            says=frozenset((*extension, *extension.get("synchronization", ()))) & {"sync_period", *DEFAULTS},
         )
         fields.check_all_used()
         return cluster
@@ -223,7 +224,7 @@ class _Reader:
             if "chief" in jobs:
                 raise self.error("both a master and a chief are given, which are the same; keep the chief", *prefix, "master")
             jobs["chief"] = jobs.pop("master")
-        for job in ("chief", "evaluator"):
+        for job in ("chief",) if self.has_counts else ("chief", "evaluator"):  # TFDIST_CLUSTER may have CloudML's evaluators.
             if len(jobs.get(job, {})) > 1:
                 raise self.error(f"there are {len(jobs[job])} {job} tasks; TensorFlow allows one", *prefix, job)
         return jobs
