@@ -49,7 +49,9 @@ class Leader(Participant):
             present = {member.task for member in members.values()}
             self._ever_present |= present
             self._missing = tuple(task for task in all_tasks(self.rank_info) if task not in present)
-            if not self._missing and complete_since is None:
+            if self._missing:
+                complete_since = None  # One may have left, or the store has restarted empty.
+            elif complete_since is None:
                 complete_since = self.clock.now()
             self.wait(enumeration(map(name_of, self._missing)))
         cluster = cluster_of(self.rank_info, members.values())
