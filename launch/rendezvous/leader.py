@@ -51,9 +51,11 @@ class Leader(Participant):
             self._missing = tuple(task for task in all_tasks(self.rank_info) if task not in present)
             if self._missing:
                 complete_since = None  # One may have left, or the store has restarted empty.
-            elif complete_since is None:
+                self.wait(enumeration(map(name_of, self._missing)))
+                continue
+            if complete_since is None:
                 complete_since = self.clock.now()
-            self.wait(enumeration(map(name_of, self._missing)))
+            self.clock.sleep(POLL_SECONDS[1])  # Whatever the limit: all are there.
         cluster = cluster_of(self.rank_info, members.values())
         self._publish({"roster": {nonce: member.text() for nonce, member in members.items()}}, set(members))
         return cluster

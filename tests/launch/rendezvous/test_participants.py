@@ -168,6 +168,13 @@ def test_a_leader_waits_again_for_a_member_whose_entry_is_gone_in_the_last_secon
 
 
 @pytest.mark.usefixtures("held_port")
+def test_a_leader_whose_members_come_in_the_last_second_of_its_limit_does_not_give_up():
+    store = MemoryStore()
+    script = Script(lambda seconds: answering(store, seconds) if seconds > 19.6 else None)
+    assert len(Leader(info(0), store, 20, script.clock).run().tasks) == 2
+
+
+@pytest.mark.usefixtures("held_port")
 @pytest.mark.parametrize("kind", [Leader, Member])
 @pytest.mark.parametrize("is_down", [False, True])
 def test_every_wait_ends_at_the_timeout(kind, is_down):
