@@ -70,6 +70,12 @@ def test_a_python_in_the_home_folder_of_a_host_is_found_by_its_shell(monkeypatch
     assert ssh._command("host", job)[-1].startswith("exec '/opt/~/python' -c ")
 
 
+@pytest.mark.parametrize(("given", "count"), [({}, 4), ({"ssh_silence": "3"}, 4), ({"ssh_silence": "120"}, 24)])
+def test_ssh_gives_a_silent_connection_up_no_earlier_than_the_launcher(given, count):
+    words = ssh._command("host", SimpleNamespace(options=given))
+    assert f"ServerAliveCountMax={count}" in words and "ServerAliveInterval=5" in words
+
+
 @pytest.fixture
 def open_link(tmp_path, monkeypatch):
     links = []
