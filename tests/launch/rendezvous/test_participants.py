@@ -175,6 +175,24 @@ def test_a_leader_whose_members_come_in_the_last_second_of_its_limit_does_not_gi
 
 
 @pytest.mark.usefixtures("held_port")
+def test_a_rank_that_is_started_again_while_others_are_waited_for_takes_the_place_of_its_dead_process():
+    store, rosters = MemoryStore(), []
+
+    def ranks(seconds):
+        live = list(store.get("leaders"))
+        for nonce, rank, lives in (("d", 1, seconds < 3), ("e", 1, seconds > 4), ("f", 2, seconds > 15)):
+            if lives:
+                store.put("members", nonce * 16, entry(rank, int(seconds), live, size=3))
+        for text in store.get("verdicts").values():
+            rosters.append(json.loads(text)["roster"].keys() & {"d" * 16, "e" * 16, "f" * 16})
+            for nonce in "ef":
+                store.put("read", nonce * 16, "{}")
+
+    assert len(Leader(info(0, 3), store, 300, Script(ranks).clock).run().tasks) == 3
+    assert rosters[0] == {"e" * 16, "f" * 16}
+
+
+@pytest.mark.usefixtures("held_port")
 @pytest.mark.parametrize("kind", [Leader, Member])
 @pytest.mark.parametrize("is_down", [False, True])
 def test_every_wait_ends_at_the_timeout(kind, is_down):
