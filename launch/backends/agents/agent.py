@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -136,7 +137,7 @@ class _Agent:
                 "hello": {
                     "version": __version__,
                     "address": _own_address(),
-                    "unknown_hosts": _unknown({task.host for task in cluster.tasks if task.host}),
+                    "unknown_hosts": _unknown({task.host for task in cluster.tasks if task.host}, launcher.beat),
                     "ports": {task.name: task.port for task in self._tasks.cluster.tasks if task.name in mine},
                     "warnings": list(planned.warnings),
                 }
@@ -261,8 +262,8 @@ def _own_address() -> str:
     return ""
 
 
-def _unknown(hosts: set[str]) -> list[str]:
-    """Returns the hosts that have no address here, or whose address is not found in time."""
+def _unknown(hosts: set[str], beat: Callable[[], None]) -> list[str]:
+    """Returns the hosts that have no address here, or whose address is not found in time. Calls `beat` meanwhile."""
     known: set[str] = set()
 
     def look_up(host: str) -> None:
@@ -277,7 +278,9 @@ def _unknown(hosts: set[str]) -> list[str]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        while thread.is_alive() and time.monotonic() < deadline:
+            thread.join(BEAT_SECONDS / 2)
+            beat()
     return sorted(hosts - known)
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,6 +61,17 @@ def test_an_agent_refuses_a_folder_or_a_program_that_is_not_there(tmp_path, monk
     hello = {"folder": "~/project", "program": {"script": "package"}}
     agent._check(hello)
     assert hello["folder"] == os.getcwd() == str(tmp_path / "project")
+
+
+def test_an_agent_gives_signs_of_life_while_a_name_server_is_slow(monkeypatch):
+    asked, beats = threading.Event(), []
+    monkeypatch.setattr(agent.socket, "getaddrinfo", lambda *_: asked.wait(60))
+    monkeypatch.setattr(agent, "RESOLVE_SECONDS", 0.5)
+    monkeypatch.setattr(agent, "BEAT_SECONDS", 0.1)
+    try:
+        assert agent._unknown({"h1", "h2"}, lambda: beats.append(1)) == ["h1", "h2"] and len(beats) > 1
+    finally:
+        asked.set()
 
 
 def test_a_python_in_the_home_folder_of_a_host_is_found_by_its_shell(monkeypatch):
