@@ -36,7 +36,8 @@ def plan(job: Job) -> Plan:
         refusal = Source("flags", "--ssh_silence").error(f"{job.options['ssh_silence']!r} is not a number of seconds from 3")
     elif shutil.which("ssh") is None:
         refusal = Source("environment", "PATH").error("--backend ssh needs the command ssh")
-    notes = [("host", f"{tasks[0].host}: {', '.join(task.name for task in tasks)}") for tasks in hosts.values()]
+    named = [tasks for tasks in hosts.values() if tasks[0].host is not None]
+    notes = [("host", f"{tasks[0].host}: {', '.join(task.name for task in tasks)}") for tasks in named]
     command = shlex.join(_command("HOST", job))
     return Plan(
         dataclasses.replace(job, cluster=cluster.addressed(), folder=job.options.get("ssh_folder", job.folder)),

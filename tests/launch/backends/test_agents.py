@@ -63,6 +63,12 @@ def test_an_agent_refuses_a_folder_or_a_program_that_is_not_there(tmp_path, monk
     assert hello["folder"] == os.getcwd() == str(tmp_path / "project")
 
 
+def test_a_plan_shows_no_host_for_tasks_without_one():
+    cluster = Cluster((Task("worker", 0), Task("worker", 1, "h1")))
+    plan = ssh.plan(Job(cluster, choose(cluster), Program()))
+    assert [line for word, line in plan.notes if word == "host"] == ["h1: worker:1"] and plan.refusal is not None
+
+
 def test_an_agent_gives_signs_of_life_while_a_name_server_is_slow(monkeypatch):
     asked, beats = threading.Event(), []
     monkeypatch.setattr(agent.socket, "getaddrinfo", lambda *_: asked.wait(60))
