@@ -28,14 +28,11 @@ from tfdist.launch.backends.outage import Outage
 from tfdist.launch.jobs import job_status
 from tfdist.launch.jobs.job import Job, JobFiles
 from tfdist.launch.jobs.job_status import JobStatus, State
-from tfdist.launch.jobs.settings import GRACE_SECONDS
+from tfdist.launch.jobs.settings import END_SECONDS, GRACE_SECONDS
 from tfdist.strategies.checkpoint.environment import FOLDER
 
 COMMAND_SECONDS = 60.0
 """How long a command of Slurm may take: a busy controller answers late."""
-
-END_SECONDS = 15.0
-"""How long a job may take to end after SIGTERM, besides the grace period of its program, before Slurm kills it."""
 
 WARNING_SECONDS = 25
 """How long before the time limit the launcher gets SIGTERM, besides that grace period."""

@@ -13,11 +13,8 @@ from tfdist.errors import nearest
 from tfdist.launch.backends.interface import BackendError, LogLine
 from tfdist.launch.background.job_folder import JobFolder, ProcessName
 from tfdist.launch.jobs.job_status import JobStatus
-from tfdist.launch.jobs.settings import GRACE_SECONDS
+from tfdist.launch.jobs.settings import END_SECONDS, GRACE_SECONDS
 from tfdist.launch.supervision import log_folder
-
-END_SECONDS = 10.0
-"""How long the supervisor may take to end a job, besides the grace period of its program."""
 
 POLL_SECONDS = 0.2
 _READ_BYTES = 1 << 20
