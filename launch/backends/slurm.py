@@ -39,7 +39,6 @@ WARNING_SECONDS = 25
 
 POLL_SECONDS = 2.0
 
-_TASK_LINE = re.compile(r"([a-z]+:\d+) +\| (.*)", re.ASCII | re.DOTALL)
 _QUEUED = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 _RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}
 
@@ -193,9 +192,7 @@ class Batch:
                 position += len(data)
                 *lines, buffered = (buffered + data).split(b"\n")
                 for line in lines + ([buffered] if has_ended and buffered else []):
-                    text = line.decode("utf-8", "replace")
-                    match = _TASK_LINE.fullmatch(text)
-                    shown = LogLine(match[1], match[2]) if match else LogLine("", text)
+                    shown = LogLine.of_launcher(line.decode("utf-8", "replace"))
                     if task is None or shown.task == task:
                         yield shown
             if has_ended:

@@ -1,7 +1,6 @@
 """`BackgroundJobs`: status, logs and end of the jobs that a launcher supervises in the background, asked from any process."""
 
 import os
-import re
 import select
 import signal
 import time
@@ -18,7 +17,6 @@ from tfdist.launch.supervision import log_folder
 
 POLL_SECONDS = 0.2
 _READ_BYTES = 1 << 20
-_TASK_LINE = re.compile(r"([a-z]+:\d+) +\| (.*)", re.ASCII | re.DOTALL)
 
 
 class BackgroundJobs:
@@ -38,8 +36,7 @@ class BackgroundJobs:
         if task is not None:
             path = _log_of(task, folder)
         for line in _lines(path, folder, follow):
-            match = _TASK_LINE.fullmatch(line) if task is None else None
-            yield LogLine(match[1], match[2]) if match else LogLine(task or "", line)
+            yield LogLine.of_launcher(line) if task is None else LogLine(task, line)
 
     def cancel(self, job_id: str) -> None:
         """See `Detached`. Returns when the supervisor has ended the job."""
