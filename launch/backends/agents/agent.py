@@ -17,8 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tfdist import machine
 from tfdist.choice import Choice
 from tfdist.cluster import Cluster
+from tfdist.devices import visible
 from tfdist.dialects import read
 from tfdist.errors import ClusterError, Source
 from tfdist.launch.backends.agents.frames import BEAT_SECONDS, BESIDE_REPORT, START, STOPPED_SECONDS, Decoder, encode
@@ -140,6 +142,7 @@ class _Agent:
                     "unknown_hosts": _unknown({task.host for task in cluster.tasks if task.host}, launcher.beat),
                     "ports": {task.name: task.port for task in self._tasks.cluster.tasks if task.name in mine},
                     "warnings": list(planned.warnings),
+                    "machine": _machine(),
                 }
             }
         )
@@ -260,6 +263,17 @@ def _own_address() -> str:
             except OSError:
                 return ""
     return ""
+
+
+def _machine() -> str:
+    """Returns what tells this machine from others; empty if no GPUs are visible, which tasks could take from each other."""
+    if not visible(machine.installed(), os.environ):
+        return ""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # A container may have GPUs of its own.
+    except OSError:
+        return ""
 
 
 def _unknown(hosts: set[str], beat: Callable[[], None]) -> list[str]:
