@@ -14,7 +14,7 @@ from tfdist.choice import choose
 from tfdist.cluster import Cluster, Task
 from tfdist.launch.backends.local.backend import plan
 from tfdist.launch.backends.local.ports import HeldPorts, is_local
-from tfdist.launch.backends.local.processes import LocalProcesses
+from tfdist.launch.backends.local.processes import LocalProcesses, opened
 from tfdist.launch.jobs.events import Event, Exited, Lost, NotStarted, Stopped
 from tfdist.launch.jobs.job import Job, JobFiles, Program
 from tfdist.launch.jobs.restarts import Restarts
@@ -90,7 +90,7 @@ class _Servers:
         self._processes.close()
 
     def _start(self, task: Task) -> None:
-        with open(self._logs[task.name], "ab") as log:
+        with opened(self._logs[task.name]) as log:
             self._processes.start(task, log.fileno())
 
     def _restart(self, task: Task) -> None:

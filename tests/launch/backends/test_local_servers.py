@@ -2,6 +2,7 @@
 
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,3 +75,14 @@ def test_many_servers_that_start_do_not_delay_the_news_of_one_that_has_failed(wa
     events = [Started(f"ps:{index}", 1000 + index) for index in range(30)]
     assert watched([*events, Exited("ps:7", 3, time.time())]) == 1
     assert "ps:7 failed: it exited with 3" in caplog.text
+
+
+def test_a_server_is_started_again_after_a_cleanup_of_temporary_folders(tmp_path):
+    """As systemd does with what nobody has changed for ten days."""
+    started = []
+    servers = object.__new__(local_servers._Servers)
+    servers._processes = SimpleNamespace(start=lambda task, output: started.append((task.name, os.fstat(output).st_mode)))
+    servers._restarts = SimpleNamespace(exited=started.append)
+    servers._logs = {"ps:0": tmp_path / "gone" / "ps-0.log"}
+    servers._restart(Task("ps", 0, "localhost", 1))
+    assert started == [("ps:0", os.stat(os.devnull).st_mode)]
