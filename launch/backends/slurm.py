@@ -187,6 +187,7 @@ class Batch:
                 yield LogLine("", f"tfdist: {said}")
             if path is not None and path.exists():
                 with open(path, "rb") as file:
+                    position = position if position <= os.fstat(file.fileno()).st_size else 0  # It was cut.
                     file.seek(position)
                     data = file.read()
                 position += len(data)

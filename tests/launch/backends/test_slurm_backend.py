@@ -333,3 +333,21 @@ def test_srun_outside_an_allocation_and_bad_options_are_one_line(cluster):
         got = cluster(*words)
         assert (got.returncode, got.stderr.count("\n")) == (2, 1), got.stderr
         assert message in got.stderr
+
+
+def test_the_output_of_a_batch_job_that_was_cut_is_followed_from_its_beginning(tmp_path, monkeypatch):
+    """As by a program that rotates logs, or by --open-mode=truncate after a requeue."""
+    log = tmp_path / "tfdist-7.log"
+    log.write_text("worker:0 | one\nworker:0 | two\n")
+    states = iter((State.RUNNING, State.SUCCEEDED))
+
+    def status(batch, job_id):
+        state = next(states)
+        if state == State.SUCCEEDED:
+            log.write_text("worker:0 | three\n")
+        return JobStatus(state)
+
+    monkeypatch.setattr(slurm, "_show", lambda job_id: {"StdOut": str(log)})
+    monkeypatch.setattr(slurm, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(slurm.Batch, "status", status)
+    assert [line.text for line in slurm.Batch().logs("7", None, follow=True)] == ["one", "two", "three"]
