@@ -176,7 +176,7 @@ class Batch:
         position, buffered, outage = 0, b"", Outage()
         while True:
             try:
-                path = path or Path(_show(job_id)["StdOut"])
+                path = path or _output(job_id)
                 has_ended = not follow or self.status(job_id).state.is_final  # Before the read, which then gets everything.
                 said = outage.answered()
             except NoAnswerError as error:
@@ -185,17 +185,14 @@ class Batch:
                 has_ended, said = False, outage.without_answer(error)
             if said:
                 yield LogLine("", f"tfdist: {said}")
-            if path is not None and path.exists():
-                with open(path, "rb") as file:
-                    position = position if position <= os.fstat(file.fileno()).st_size else 0  # It was cut.
-                    file.seek(position)
-                    data = file.read()
-                position += len(data)
-                *lines, buffered = (buffered + data).split(b"\n")
-                for line in lines + ([buffered] if has_ended and buffered else []):
-                    shown = LogLine.of_launcher(line.decode("utf-8", "replace"))
-                    if task is None or shown.task == task:
-                        yield shown
+            data = b""
+            if path is not None:
+                data, position = _read(path, position)
+            *lines, buffered = (buffered + data).split(b"\n")
+            for line in lines + ([buffered] if has_ended and buffered else []):
+                shown = LogLine.of_launcher(line.decode("utf-8", "replace"))
+                if task is None or shown.task == task:
+                    yield shown
             if has_ended:
                 return
             time.sleep(POLL_SECONDS)
@@ -211,6 +208,28 @@ class Batch:
                         return
                 time.sleep(POLL_SECONDS / 4)
         _slurm("scancel", job_id)
+
+
+def _output(job_id: str) -> Path:
+    """Returns the file with the output of a batch job."""
+    path = _show(job_id).get("StdOut")
+    if path is None:
+        raise BackendError(f"the job {job_id} is no batch job: its output is where it was started")
+    return Path(path)
+
+
+def _read(path: Path, position: int) -> tuple[bytes, int]:
+    """Returns what a log has from a position on, and the position of its end. One that was cut is read from its beginning."""
+    try:
+        with open(path, "rb") as file:
+            begin = position if position <= os.fstat(file.fileno()).st_size else 0
+            file.seek(begin)
+            data = file.read()
+            return data, begin + len(data)
+    except FileNotFoundError:
+        return b"", position  # The job has not started.
+    except OSError as error:
+        raise BackendError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _own_backup(job: Job) -> tuple[str, str]:

@@ -351,3 +351,18 @@ def test_the_output_of_a_batch_job_that_was_cut_is_followed_from_its_beginning(t
     monkeypatch.setattr(slurm, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(slurm.Batch, "status", status)
     assert [line.text for line in slurm.Batch().logs("7", None, follow=True)] == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({}, "the job 7 is no batch job"),
+        ({"StdOut": "."}, ". cannot be read: Is a directory"),
+        ({"StdOut": "/dev/null/log"}, "/dev/null/log cannot be read: Not a directory"),
+    ],
+)
+def test_output_that_is_not_there_or_cannot_be_read_is_named(monkeypatch, found, said):
+    """As that of a job of another user."""
+    monkeypatch.setattr(slurm, "_show", lambda job_id: {"JobState": "RUNNING", **found})
+    with pytest.raises(BackendError, match=f"^{re.escape(said)}"):
+        list(slurm.Batch().logs("7", None, follow=False))
