@@ -299,7 +299,14 @@ def _show(job_id: str) -> dict[str, str]:
 def _slurm(*command: str, text: str | None = None, environ: dict[str, str] | None = None) -> str:
     try:
         got = subprocess.run(
-            command, input=text, env=environ, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+            command,
+            input=text,
+            env=environ,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # As Python does with paths.
+            timeout=COMMAND_SECONDS,
+            check=False,
         )
     except FileNotFoundError as error:
         raise BackendError(f"{command[0]} is not installed here; is this a machine of the cluster?") from error

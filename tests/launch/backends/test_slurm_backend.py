@@ -366,3 +366,9 @@ def test_output_that_is_not_there_or_cannot_be_read_is_named(monkeypatch, found,
     monkeypatch.setattr(slurm, "_show", lambda job_id: {"JobState": "RUNNING", **found})
     with pytest.raises(BackendError, match=f"^{re.escape(said)}"):
         list(slurm.Batch().logs("7", None, follow=False))
+
+
+def test_what_slurm_says_and_gets_need_not_be_utf_8():
+    """As the working folder of a job on a cluster with older names."""
+    assert os.fsencode(slurm._slurm("printf", r"WorkDir=/caf\351")) == b"WorkDir=/caf\xe9"
+    assert os.fsencode(slurm._slurm("cat", text=os.fsdecode(b"#SBATCH --chdir=/caf\xe9"))) == b"#SBATCH --chdir=/caf\xe9"
