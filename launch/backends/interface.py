@@ -11,6 +11,7 @@ A `Backend` is a value: a name, a function `plan`, and one of two parts.
 `plan` starts and changes nothing. `--dry_run` shows the plan, and the same value is started or submitted.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -128,6 +129,9 @@ class Attached:
     release: Callable[[], None] = lambda: None
 
 
+_TASK_LINE = re.compile(r"([a-z]+:\d+) +\| (.*)", re.ASCII | re.DOTALL)
+
+
 @dataclass(frozen=True)
 class LogLine:
     """A line that a task has printed.
@@ -139,6 +143,12 @@ class LogLine:
 
     task: str
     text: str
+
+    @classmethod
+    def of_launcher(cls, line: str) -> "LogLine":
+        """Returns a line that a launcher has shown, which begins with the name of its task if it has one."""
+        match = _TASK_LINE.fullmatch(line)
+        return cls(match[1], match[2]) if match else cls("", line)
 
 
 class Detached(Protocol):

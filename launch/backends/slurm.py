@@ -28,21 +28,17 @@ from tfdist.launch.backends.outage import Outage
 from tfdist.launch.jobs import job_status
 from tfdist.launch.jobs.job import Job, JobFiles
 from tfdist.launch.jobs.job_status import JobStatus, State
-from tfdist.launch.jobs.settings import GRACE_SECONDS
+from tfdist.launch.jobs.settings import END_SECONDS, GRACE_SECONDS
 from tfdist.strategies.checkpoint.environment import FOLDER
 
 COMMAND_SECONDS = 60.0
 """How long a command of Slurm may take: a busy controller answers late."""
-
-END_SECONDS = 15.0
-"""How long a job may take to end after SIGTERM, besides the grace period of its program, before Slurm kills it."""
 
 WARNING_SECONDS = 25
 """How long before the time limit the launcher gets SIGTERM, besides that grace period."""
 
 POLL_SECONDS = 2.0
 
-_TASK_LINE = re.compile(r"([a-z]+:\d+) +\| (.*)", re.ASCII | re.DOTALL)
 _QUEUED = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 _RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}
 
@@ -180,7 +176,7 @@ class Batch:
         position, buffered, outage = 0, b"", Outage()
         while True:
             try:
-                path = path or Path(_show(job_id)["StdOut"])
+                path = path or _output(job_id)
                 has_ended = not follow or self.status(job_id).state.is_final  # Before the read, which then gets everything.
                 said = outage.answered()
             except NoAnswerError as error:
@@ -189,18 +185,14 @@ class Batch:
                 has_ended, said = False, outage.without_answer(error)
             if said:
                 yield LogLine("", f"tfdist: {said}")
-            if path is not None and path.exists():
-                with open(path, "rb") as file:
-                    file.seek(position)
-                    data = file.read()
-                position += len(data)
-                *lines, buffered = (buffered + data).split(b"\n")
-                for line in lines + ([buffered] if has_ended and buffered else []):
-                    text = line.decode("utf-8", "replace")
-                    match = _TASK_LINE.fullmatch(text)
-                    shown = LogLine(match[1], match[2]) if match else LogLine("", text)
-                    if task is None or shown.task == task:
-                        yield shown
+            data = b""
+            if path is not None:
+                data, position = _read(path, position)
+            *lines, buffered = (buffered + data).split(b"\n")
+            for line in lines + ([buffered] if has_ended and buffered else []):
+                shown = LogLine.of_launcher(line.decode("utf-8", "replace"))
+                if task is None or shown.task == task:
+                    yield shown
             if has_ended:
                 return
             time.sleep(POLL_SECONDS)
@@ -216,6 +208,28 @@ class Batch:
                         return
                 time.sleep(POLL_SECONDS / 4)
         _slurm("scancel", job_id)
+
+
+def _output(job_id: str) -> Path:
+    """Returns the file with the output of a batch job."""
+    path = _show(job_id).get("StdOut")
+    if path is None:
+        raise BackendError(f"the job {job_id} is no batch job: its output is where it was started")
+    return Path(path)
+
+
+def _read(path: Path, position: int) -> tuple[bytes, int]:
+    """Returns what a log has from a position on, and the position of its end. One that was cut is read from its beginning."""
+    try:
+        with open(path, "rb") as file:
+            begin = position if position <= os.fstat(file.fileno()).st_size else 0
+            file.seek(begin)
+            data = file.read()
+            return data, begin + len(data)
+    except FileNotFoundError:
+        return b"", position  # The job has not started.
+    except OSError as error:
+        raise BackendError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _own_backup(job: Job) -> tuple[str, str]:
@@ -285,7 +299,14 @@ def _show(job_id: str) -> dict[str, str]:
 def _slurm(*command: str, text: str | None = None, environ: dict[str, str] | None = None) -> str:
     try:
         got = subprocess.run(
-            command, input=text, env=environ, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+            command,
+            input=text,
+            env=environ,
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # As Python does with paths.
+            timeout=COMMAND_SECONDS,
+            check=False,
         )
     except FileNotFoundError as error:
         raise BackendError(f"{command[0]} is not installed here; is this a machine of the cluster?") from error

@@ -1,6 +1,7 @@
 """The back end `ssh`: an agent on each host, started with the user's own `ssh`, runs the tasks of that host."""
 
 import dataclasses
+import math
 import re
 import shlex
 import shutil
@@ -13,6 +14,9 @@ from tfdist.launch.backends.agents.remote_tasks import RemoteTasks, by_host
 from tfdist.launch.backends.interface import Attached, Backend, Plan
 from tfdist.launch.backends.local.ports import LOCAL_HOSTS
 from tfdist.launch.jobs.job import Job, JobFiles
+
+ALIVE_SECONDS, ALIVE_COUNT = 5, 4
+"""How often ssh asks whether the host is there, and after how many questions without an answer, at least, it gives up."""
 
 
 def plan(job: Job) -> Plan:
@@ -28,11 +32,12 @@ def plan(job: Job) -> Plan:
         refusal = cluster.source.error(f"{loopback} is another machine on each of the hosts; give the name of the machine")
     elif cluster.job("evaluator") and len(hosts) > 1 and not cluster.job_dir:
         refusal = Source("flags", "--job_dir").error("an evaluator on several hosts needs a folder that all of them share")
-    elif not _is_silence(job.options.get("ssh_silence", "20")):
+    elif _silence(job) is None:
         refusal = Source("flags", "--ssh_silence").error(f"{job.options['ssh_silence']!r} is not a number of seconds from 3")
     elif shutil.which("ssh") is None:
         refusal = Source("environment", "PATH").error("--backend ssh needs the command ssh")
-    notes = [("host", f"{tasks[0].host}: {', '.join(task.name for task in tasks)}") for tasks in hosts.values()]
+    named = [tasks for tasks in hosts.values() if tasks[0].host is not None]
+    notes = [("host", f"{tasks[0].host}: {', '.join(task.name for task in tasks)}") for tasks in named]
     command = shlex.join(_command("HOST", job))
     return Plan(
         dataclasses.replace(job, cluster=cluster.addressed(), folder=job.options.get("ssh_folder", job.folder)),
@@ -42,11 +47,13 @@ def plan(job: Job) -> Plan:
     )
 
 
-def _is_silence(text: str) -> bool:
+def _silence(job: Job) -> float | None:
+    """Returns the seconds of `--ssh_silence`; None for what is no number from 3."""
     try:
-        return 3 <= float(text) < 1e6
+        seconds = float(job.options.get("ssh_silence", SILENCE_SECONDS))
     except ValueError:
-        return False
+        return None
+    return seconds if 3 <= seconds < 1e6 else None
 
 
 def _command(host: str, job: Job) -> list[str]:
@@ -56,7 +63,9 @@ def _command(host: str, job: Job) -> list[str]:
     home = re.match(r"~[\w.-]*/", python)  # Outside of the quotes the shell of the host puts its home folder in.
     place = home[0] + shlex.quote(python[home.end() :]) if home else shlex.quote(python)
     remote = f"exec {place} {shlex.join([*interpreter.options(), '-c', BOOTSTRAP])}"
-    options = ["BatchMode=yes", "ConnectTimeout=15", "ControlPath=none", "ServerAliveInterval=5", "ServerAliveCountMax=4"]
+    count = max(ALIVE_COUNT, math.ceil((_silence(job) or SILENCE_SECONDS) / ALIVE_SECONDS))
+    alive = [f"ServerAliveInterval={ALIVE_SECONDS}", f"ServerAliveCountMax={count}"]
+    options = ["BatchMode=yes", "ConnectTimeout=15", "ControlPath=none", *alive]
     words = [word for option in options for word in ("-o", option)]
     return ["ssh", *(["-F", config] if config else []), "-T", "-e", "none", *words, "--", host, remote]
 
@@ -64,8 +73,7 @@ def _command(host: str, job: Job) -> list[str]:
 def start(plan: Plan, files: JobFiles) -> RemoteTasks:
     """Starts the agents."""
     job = plan.job
-    silence = float(job.options.get("ssh_silence", SILENCE_SECONDS))
-    return RemoteTasks(plan, files, lambda host: _command(host, job), job.folder, silence)
+    return RemoteTasks(plan, files, lambda host: _command(host, job), job.folder, _silence(job) or SILENCE_SECONDS)
 
 
 BACKEND = Backend(

@@ -1,7 +1,6 @@
 """`BackgroundJobs`: status, logs and end of the jobs that a launcher supervises in the background, asked from any process."""
 
 import os
-import re
 import select
 import signal
 import time
@@ -13,15 +12,11 @@ from tfdist.errors import nearest
 from tfdist.launch.backends.interface import BackendError, LogLine
 from tfdist.launch.background.job_folder import JobFolder, ProcessName
 from tfdist.launch.jobs.job_status import JobStatus
-from tfdist.launch.jobs.settings import GRACE_SECONDS
+from tfdist.launch.jobs.settings import END_SECONDS, GRACE_SECONDS
 from tfdist.launch.supervision import log_folder
-
-END_SECONDS = 10.0
-"""How long the supervisor may take to end a job, besides the grace period of its program."""
 
 POLL_SECONDS = 0.2
 _READ_BYTES = 1 << 20
-_TASK_LINE = re.compile(r"([a-z]+:\d+) +\| (.*)", re.ASCII | re.DOTALL)
 
 
 class BackgroundJobs:
@@ -41,8 +36,7 @@ class BackgroundJobs:
         if task is not None:
             path = _log_of(task, folder)
         for line in _lines(path, folder, follow):
-            match = _TASK_LINE.fullmatch(line) if task is None else None
-            yield LogLine(match[1], match[2]) if match else LogLine(task or "", line)
+            yield LogLine.of_launcher(line) if task is None else LogLine(task, line)
 
     def cancel(self, job_id: str) -> None:
         """See `Detached`. Returns when the supervisor has ended the job."""

@@ -51,7 +51,7 @@ class ProcessName:
     Attributes:
         pid: its process id.
         start: its start time, in ticks since the boot.
-        place: machine, boot and process namespace. The machine, which may get another name, is only to be shown.
+        place: machine (its name and its id), boot and process namespace. A machine may get another name while it runs.
     """
 
     pid: int
@@ -71,14 +71,20 @@ class ProcessName:
         return self.place.split()[-2:] == _place().split()[-2:]
 
     @property
+    def is_of_earlier_boot(self) -> bool:
+        """Whether its machine has been started again since, which has ended it."""
+        words, here = self.place.split(), _place().split()
+        return words[:-2] == here[:-2] and words[-2:-1] != here[-2:-1]
+
+    @property
     def machine(self) -> str:
         """The name of its machine."""
         return self.place.partition(" ")[0]
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs, if it `is_here`."""
-        return _start_time(self.pid) == self.start
+        """Whether it still runs, and `is_here`."""
+        return self.is_here and _start_time(self.pid) == self.start
 
 
 def _start_time(pid: int) -> int | None:
@@ -92,7 +98,14 @@ def _start_time(pid: int) -> int | None:
 
 def _place() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
+    return f"{socket.gethostname()} {_machine_id()} {boot} {os.readlink('/proc/self/ns/pid')}"
+
+
+def _machine_id() -> str:
+    try:
+        return Path("/etc/machine-id").read_text(encoding="ascii").strip() or "none"
+    except (OSError, UnicodeDecodeError):  # As in most containers.
+        return "none"
 
 
 def created(job: Mapping[str, Any]) -> float:
@@ -225,7 +238,7 @@ class JobFolder:
             supervisor, status = self._written()
             if status.state.is_final or supervisor is None:
                 return status
-            if not supervisor.is_here:
+            if not supervisor.is_here and not supervisor.is_of_earlier_boot:
                 where = supervisor.machine
                 return JobStatus(status.state, status.tasks, f"as last written by its supervisor on {where}; ask there")
             if supervisor.is_alive:

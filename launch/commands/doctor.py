@@ -7,7 +7,6 @@ import os
 import platform
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 
@@ -15,6 +14,7 @@ from tfdist import machine
 from tfdist.cluster import DEFAULT_START_PORT
 from tfdist.devices import visible
 from tfdist.dialects.registry import environment_readers
+from tfdist.launch.backends.local.ports import is_free
 from tfdist.launch.backends.registry import backends
 from tfdist.launch.background.job_folder import root
 from tfdist.launch.errors import UsageError, print_error
@@ -89,18 +89,9 @@ def _machine() -> list[tuple[str, str]]:
 
 
 def _ports() -> list[tuple[str, str]]:
-    taken = [port for port in range(DEFAULT_START_PORT, DEFAULT_START_PORT + 16) if not _is_free(port)]
+    taken = [port for port in range(DEFAULT_START_PORT, DEFAULT_START_PORT + 16) if not is_free(port)]
     which = f"taken: {', '.join(map(str, taken))}; others are used instead" if taken else "free"
     return [("ports", f"{DEFAULT_START_PORT} to {DEFAULT_START_PORT + 15} {which}")]
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
 
 
 def _tools() -> list[tuple[str, str]]:

@@ -147,10 +147,7 @@ class Punisher:
                 next_at[0] = now + (each.every or 0.0)
         if self._begin is not None:
             seconds = now - self._begin
-            due = [
-                each for each in self._left if (steps >= each.step if each.step is not None else seconds >= (each.after or 0.0))
-            ]
-            for each in due:
+            for each in [each for each in self._left if each.is_due(steps, seconds)]:
                 self._left.remove(each)
                 self._fail(each, each.tasks, now, send, say)
             for each, chance, next_at in self._random:

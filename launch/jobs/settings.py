@@ -8,6 +8,10 @@ from tfdist.launch.jobs.restarts import MAX_RESTARTS, WINDOW_SECONDS
 
 GRACE_SECONDS = 5.0
 
+END_SECONDS = 15.0
+"""How long a launcher may take to end its job after SIGTERM, besides the grace period of the program, before it is killed. A
+host that gives no answer has `CLOSE_SECONDS` of it (backends/agents/remote_tasks.py)."""
+
 
 @dataclass(frozen=True)
 class Settings:

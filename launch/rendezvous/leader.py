@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tfdist.cluster import Cluster
@@ -21,6 +22,24 @@ LINGER_SECONDS = 5.0
 READ_SECONDS = 10.0
 """How long a leader waits until the others have read its verdict. A process that has not read it by then is dead."""
 
+DEAD_SECONDS = 3 * REPEAT_SECONDS
+"""A process whose rank has come again is dead, too, if it has not renewed its entry for so long since."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a leader has seen of a process.
+
+    Attributes:
+        member: its latest entry.
+        came: when the first entry was read.
+        renewed: when the latest was.
+    """
+
+    member: MemberInfo
+    came: float
+    renewed: float
+
 
 class Leader(Participant):
     """The process that publishes the roster. See `meet.py`."""
@@ -31,6 +50,7 @@ class Leader(Participant):
         super().__init__(rank_info, store, timeout_seconds, clock)
         self._missing: tuple[TaskId, ...] = ()
         self._ever_present: set[TaskId] = set()
+        self._seen: dict[str, _Seen] = {}  # By nonce.
 
     def find_cluster(self) -> Cluster:
         """Takes part until all processes have answered."""
@@ -49,9 +69,13 @@ class Leader(Participant):
             present = {member.task for member in members.values()}
             self._ever_present |= present
             self._missing = tuple(task for task in all_tasks(self.rank_info) if task not in present)
-            if not self._missing and complete_since is None:
+            if self._missing:
+                complete_since = None  # One may have left, or the store has restarted empty.
+                self.wait(enumeration(map(name_of, self._missing)))
+                continue
+            if complete_since is None:
                 complete_since = self.clock.now()
-            self.wait(enumeration(map(name_of, self._missing)))
+            self.clock.sleep(POLL_SECONDS[1])  # Whatever the limit: all are there.
         cluster = cluster_of(self.rank_info, members.values())
         self._publish({"roster": {nonce: member.text() for nonce, member in members.items()}}, set(members))
         return cluster
@@ -83,7 +107,27 @@ class Leader(Participant):
         leaders = members_in(entries)
         members = {**self.read_members("members"), **leaders}
         answering = {nonce: member for nonce, member in members.items() if self.nonce in member.leaders}
-        return {self.nonce: self.member_info(), **answering}
+        return {self.nonce: self.member_info(), **self._living(answering)}
+
+    def _living(self, members: Mapping[str, MemberInfo]) -> dict[str, MemberInfo]:
+        """Leaves out dead processes whose rank has come again, as in a pod that is started again. They renew no entry.
+
+        As long as that is not known of the earlier one, the rank is left out. Another leader lives: it has answered this one.
+        """
+        now, before, self._seen = self.clock.now(), self._seen, {}
+        by_task: defaultdict[TaskId, list[str]] = defaultdict(list)
+        for nonce, member in members.items():
+            seen = before.get(nonce, _Seen(member, now, now))
+            self._seen[nonce] = seen if seen.member == member else _Seen(member, seen.came, now)
+            by_task[member.task].append(nonce)
+        found: dict[str, MemberInfo] = {}
+        for task, same in by_task.items():
+            *earlier, newest = sorted(same, key=lambda nonce: self._seen[nonce].came)
+            came = self._seen[newest].came
+            living = [nonce for nonce in earlier if task == self.rank_info.task or self._seen[nonce].renewed > came]
+            if living or not earlier or now - came >= DEAD_SECONDS:
+                found |= {nonce: members[nonce] for nonce in (*living, newest)}
+        return found
 
     def _check(self, members: list[MemberInfo]) -> None:
         why = _contradiction(self.rank_info, members)

@@ -243,26 +243,26 @@ class Supervisor:
         if now - self._progress_at < PROGRESS_SECONDS:
             return
         self._progress_at = now
-        progress = read_progress(self._files.report)
-        if progress is not None and progress != self._progress:
-            if self._progress is None or progress.done != self._progress.done:
+        before, progress = self._progress, read_progress(self._files.report)
+        self._progress = progress  # None: whether steps are made is not known, or not any more, as after a cleanup of /dev/shm.
+        if progress is not None and progress != before:
+            if before is None or progress.done != before.done:
                 self._step_watchdog.heard()
                 self._workers.advanced()
-            self._progress = progress
             self._reached = max(self._reached, (progress.epoch, progress.step) if progress.batches or progress.step else (0, 0))
             self._board.progressed(progress)
 
     def _no_step(self) -> Failure | None:
         """Returns a failure if `fit` has made no step for too long, after the tasks' Python stacks went to the logs."""
-        if self._progress is None or self._progress.phase == "idle":
+        progress = self._progress
+        if progress is None or progress.phase == "idle":
             self._step_watchdog.heard()
-        if not self._step_watchdog.tick() or self._progress is None:
+        if not self._step_watchdog.tick() or progress is None:
             return None
         self._show_stacks(self._training | self._servers)
         reason = (
             f"the training has made no step for {self._settings.step_timeout:.0f} s (--step_timeout), at epoch "
-            f"{self._progress.epoch}/{self._progress.epochs}, step {self._progress.step_text}; the logs of all tasks end with "
-            "their Python stacks"
+            f"{progress.epoch}/{progress.epochs}, step {progress.step_text}; the logs of all tasks end with their Python stacks"
         )
         return Failure(reason, 1, self._job.reporter.name, may_pass=True)
 

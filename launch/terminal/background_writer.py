@@ -65,12 +65,15 @@ class BackgroundWriter:
         """Does nothing: the thread writes as soon as it can."""
 
     def write(self, text: str, important: bool = False) -> None:
-        """Writes `text` soon. Where it does not fit, leaves it out, unless it is important."""
+        """Writes `text` soon. Where it does not fit and the reader has stopped, leaves it out, unless it is important.
+
+        A slow reader gets all: callers wait for it, see `wait_for_room`, before they take more from the tasks.
+        """
         data = text.encode(self._encoding, "replace")
         with self._changed:
             if self._gone:
                 return
-            if self._size + len(data) > self._limit and not important:
+            if self._size + len(data) > self._limit and not important and self._has_stalled():
                 self.left_out += text.count("\n")
                 return
             if self.left_out:

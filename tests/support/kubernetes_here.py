@@ -171,17 +171,6 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 _kill(process, signal.SIGKILL)
 
-    def warn(self, space: str, name: str, message: str) -> None:
-        event = {
-            "involvedObject": {"name": name},
-            "type": "Warning",
-            "message": message,
-            "lastTimestamp": now(),
-            "metadata": {},
-        }
-        with self.lock:
-            self.objects["events", space, uuid.uuid4().hex] = event
-
     def run_job(self, job: dict[str, Any]) -> None:
         """The controller of Jobs: makes the pods, and says how they end."""
         spec, space = job["spec"], job["metadata"]["namespace"]

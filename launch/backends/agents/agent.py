@@ -13,11 +13,14 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tfdist import machine
 from tfdist.choice import Choice
 from tfdist.cluster import Cluster
+from tfdist.devices import visible
 from tfdist.dialects import read
 from tfdist.errors import ClusterError, Source
 from tfdist.launch.backends.agents.frames import BEAT_SECONDS, BESIDE_REPORT, START, STOPPED_SECONDS, Decoder, encode
@@ -136,9 +139,10 @@ class _Agent:
                 "hello": {
                     "version": __version__,
                     "address": _own_address(),
-                    "unknown_hosts": _unknown({task.host for task in cluster.tasks if task.host}),
+                    "unknown_hosts": _unknown({task.host for task in cluster.tasks if task.host}, launcher.beat),
                     "ports": {task.name: task.port for task in self._tasks.cluster.tasks if task.name in mine},
                     "warnings": list(planned.warnings),
+                    "machine": _machine(),
                 }
             }
         )
@@ -261,8 +265,19 @@ def _own_address() -> str:
     return ""
 
 
-def _unknown(hosts: set[str]) -> list[str]:
-    """Returns the hosts that have no address here, or whose address is not found in time."""
+def _machine() -> str:
+    """Returns what tells this machine from others; empty if no GPUs are visible, which tasks could take from each other."""
+    if not visible(machine.installed(), os.environ):
+        return ""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # A container may have GPUs of its own.
+    except OSError:
+        return ""
+
+
+def _unknown(hosts: set[str], beat: Callable[[], None]) -> list[str]:
+    """Returns the hosts that have no address here, or whose address is not found in time. Calls `beat` meanwhile."""
     known: set[str] = set()
 
     def look_up(host: str) -> None:
@@ -277,7 +292,9 @@ def _unknown(hosts: set[str]) -> list[str]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        while thread.is_alive() and time.monotonic() < deadline:
+            thread.join(BEAT_SECONDS / 2)
+            beat()
     return sorted(hosts - known)
 
 

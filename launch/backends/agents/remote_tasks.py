@@ -6,7 +6,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -245,9 +245,8 @@ class RemoteTasks:
             if self._ready == set(self._hosts) and not self._is_ready:
                 self._is_ready = True
                 found = [(name, text) for name in self._hosts for text in self._hellos[name]["warnings"]]
-                self._events.append(
-                    Ready(self._cluster, tuple(f"{self._shown(name)}: {printable(text)}" for name, text in found))
-                )
+                warnings = (f"{self._shown(name)}: {printable(text)}" for name, text in found)
+                self._events.append(Ready(self._cluster, (*warnings, *self._named_twice())))
         elif "failed" in message or "lost" in message:
             self._links[host].lost = printable(message.get("failed") or message["lost"])
 
@@ -269,6 +268,16 @@ class RemoteTasks:
         self._cluster = dataclasses.replace(self._cluster, tasks=tuple(tasks))
         for link in self._links.values():
             link.say({"cluster": _config(self._cluster)})
+
+    def _named_twice(self) -> Iterator[str]:
+        """Yields a warning for each machine with GPUs that has an agent for each of several names."""
+        names: dict[str, list[str]] = {}
+        for host in () if self._has_own_names else self._hosts:  # Else the system has divided the GPUs.
+            names.setdefault(self._hellos[host].get("machine", ""), []).append(self._shown(host))
+        for machine, hosts in names.items():
+            if machine and len(hosts) > 1:
+                which = " and ".join(hosts)
+                yield f"{which} are one machine, and the tasks of each name get all its GPUs; give all of them one name"
 
     def _write_report(self, message: dict[str, Any], data: bytes) -> None:
         key = next(each for each in ("report", *BESIDE_REPORT) if each in message)

@@ -13,7 +13,7 @@ from tfdist.dialects import read
 from tfdist.errors import ClusterError, Source
 from tfdist.launch.backends.interface import Backend, BackendError, LogLine, NoAnswerError, Plan
 from tfdist.launch.backends.kubernetes.logs import PodLogs, whole_lines
-from tfdist.launch.backends.kubernetes.manifests import INSTANCE, KINDS, manifest, names_of_tasks, objects
+from tfdist.launch.backends.kubernetes.manifests import INSTANCE, KINDS, TRAINS, manifest, names_of_tasks, objects
 from tfdist.launch.backends.kubernetes.server import NotFound, Server
 from tfdist.launch.backends.kubernetes.state import container_of, newest, state_of
 from tfdist.launch.backends.outage import Outage
@@ -220,6 +220,7 @@ class _Found:
         if self.kind != "Job":
             return [{**self.server.get(self.kind, self._name), "kind": self.kind}]
         found = self.server.list("Job", labelSelector=f"{INSTANCE}={self._name}")
+        found = [each for each in found if TRAINS in each["metadata"].get("annotations", {})]  # Helm, too, uses this label.
         if not found:
             raise NotFound(f"Kubernetes has no job {self._name} in the namespace {self.server.namespace} (any more)")
         return sorted(found, key=lambda entry: "ownerReferences" in entry["metadata"])
@@ -228,7 +229,12 @@ class _Found:
         """Returns its pods, or those of one task."""
         label = "jobset.sigs.k8s.io/jobset-name" if self.kind == "TrainJob" else INSTANCE
         found = self.server.list("Pod", labelSelector=f"{label}={self._name}")
+        if self.kind == "Job":
+            found = [pod for pod in found if any(map(self._is_own, pod["metadata"].get("ownerReferences", ())))]
         return [pod for pod in found if task is None or newest([pod]).keys() == {task}]
+
+    def _is_own(self, owner: Mapping[str, Any]) -> bool:
+        return owner["kind"] == "Job" and str(owner["name"]).startswith(f"{self._name}-")
 
     def status(self) -> JobStatus:
         """Returns its state."""

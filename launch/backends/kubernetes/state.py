@@ -54,7 +54,7 @@ def state_of(
         pods: its pods.
         events: warnings of its namespace, the oldest first.
     """
-    warnings = {event["involvedObject"]["name"]: printable(str(event.get("message", ""))) for event in events}
+    warnings = {_identity(event["involvedObject"]): printable(str(event.get("message", ""))) for event in events}
     by_task = newest(pods)
     ended = dict(ended_job for each in workloads if (ended_job := _ended_job(each)))
     tasks = [
@@ -81,7 +81,7 @@ def state_of(
     if not waiting:
         why = next((f"{task.name}: {task.note}" for task in tasks if task.note and task.state == State.RUNNING), "")
     if not why and waiting:
-        named = (warnings[each["metadata"]["name"]] for each in workloads if each["metadata"]["name"] in warnings)
+        named = (warnings[key] for each in workloads if (key := _identity(each["metadata"])) in warnings)
         suspended = "it is suspended: by a queue such as Kueue, or by somebody" if _is_suspended(workloads) else ""
         why = next((f"its pods cannot be created: {message}" for message in named), suspended)
     if len(waiting) == len(tasks):
@@ -106,7 +106,7 @@ def _task(name: str, pod: Mapping[str, Any] | None, warnings: Mapping[str, str],
     note, is_waiting = _waiting(pod, container, ended)
     if is_waiting:
         is_plain = note in ("", "its container is being created")
-        note = warnings.get(pod["metadata"]["name"], note) if is_plain else note
+        note = warnings.get(_identity(pod["metadata"]), note) if is_plain else note
         return TaskStatus(name, State.STARTING if where else State.QUEUED, where, None, restarts, note)
     return TaskStatus(name, State.RUNNING, where, None, restarts, _deletion(pod))
 
@@ -225,6 +225,11 @@ def _is_active(pod: Mapping[str, Any]) -> bool:
     """Returns whether a pod goes on until somebody ends it. One on a lost node is being deleted, and never ends."""
     has_ended = pod.get("status", {}).get("phase", "Pending") in ("Succeeded", "Failed")
     return not has_ended and "deletionTimestamp" not in pod["metadata"]
+
+
+def _identity(entry: Mapping[str, Any]) -> str:
+    """Returns what tells an object from an earlier one of its name, whose events stay for an hour."""
+    return str(entry.get("uid", entry["name"]))
 
 
 def _annotation(entry: Mapping[str, Any], key: str) -> bool:

@@ -278,6 +278,7 @@ class ForkServer:
             kill_group(pid, signal.SIGKILL)
         # Also the processes that the tasks left behind, even in a session that they created.
         end_children(spared=set(), reap=self._reap)
+        self._running.clear()  # One that a driver or a file system does not let go may end when the name is that of another.
 
 
 def _hold_back(hold: mmap.mmap, everybody: mmap.mmap | bytes) -> None:

@@ -14,8 +14,8 @@ from tfdist.choice import choose
 from tfdist.cluster import Cluster, Task
 from tfdist.launch.backends.local.backend import plan
 from tfdist.launch.backends.local.ports import HeldPorts, is_local
-from tfdist.launch.backends.local.processes import LocalProcesses
-from tfdist.launch.jobs.events import Event, Exited, Lost, NotStarted, Ready, Stopped
+from tfdist.launch.backends.local.processes import LocalProcesses, opened
+from tfdist.launch.jobs.events import Event, Exited, Lost, NotStarted, Stopped
 from tfdist.launch.jobs.job import Job, JobFiles, Program
 from tfdist.launch.jobs.restarts import Restarts
 from tfdist.launch.terminal.output import last_lines
@@ -90,7 +90,7 @@ class _Servers:
         self._processes.close()
 
     def _start(self, task: Task) -> None:
-        with open(self._logs[task.name], "ab") as log:
+        with opened(self._logs[task.name]) as log:
             self._processes.start(task, log.fileno())
 
     def _restart(self, task: Task) -> None:
@@ -105,13 +105,14 @@ class _Servers:
             while not self._ending.is_set():
                 has_event = selector.select(POLL_SECONDS)
                 self._restarts.tick()
-                if has_event and not self._handle(self._processes.read()):
-                    return
+                if not has_event or self._ending.wait(POLL_SECONDS):  # The program may be ending them.
+                    continue
+                while selector.select(0):
+                    if not self._handle(self._processes.read()):
+                        return
 
     def _handle(self, event: Event) -> bool:
         """Handles an event while the program runs; returns whether more may follow."""
-        if isinstance(event, Ready) or self._ending.wait(POLL_SECONDS):
-            return True
         if isinstance(event, Lost):
             _log.error("%s", event.reason)
             note_failures(self._tasks, event.reason)

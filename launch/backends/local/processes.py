@@ -76,7 +76,7 @@ class LocalProcesses:
             environment["TFDIST_VERBOSE"] = "1"
         else:
             environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Errors only; read when TensorFlow is imported.
-        with theirs, _opened(self.log) as output:
+        with theirs, opened(self.log, anew=True) as output:
             code = _PROGRAM.format(file=tfdist.__file__)
             arguments = [str(theirs.fileno()), str(longest_stop), *map(str, removed)]
             self._process = subprocess.Popen(
@@ -230,11 +230,12 @@ class LocalProcesses:
         return f"{ended} after its line {last[0].strip()!r}" if last else ended
 
 
-def _opened(log: Path) -> IO[bytes]:
-    """Opens the log of the fork server; where that is impossible (a full disk), its output is lost."""
+def opened(log: Path, *, anew: bool = False) -> IO[bytes]:
+    """Opens a log, `anew` an empty one; where that is impossible (a full disk, a folder that is gone), its output is lost."""
     try:
         file = open(log, "ab")  # noqa: SIM115  At the end, also after a program that rotates logs has cut it.
-        file.truncate(0)
+        if anew:
+            file.truncate(0)
         return file
     except OSError:
         return open(os.devnull, "wb")

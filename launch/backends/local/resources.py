@@ -33,10 +33,6 @@ class Resources:
         self._training = sum(each.job != "evaluator" for each in self._tasks)
         self._computing = sum(computes(each, strategy) for each in self._tasks)
 
-    def has(self, task: Task) -> bool:
-        """Returns whether `task` runs on this machine."""
-        return any(task.name == each.name for each in self._tasks)
-
     def environment(self, task: Task, environ: Mapping[str, str]) -> dict[str, str]:
         """Returns the variables of a task. Those of threads and memory that the user has set, in `environ`, stay."""
         gpus = self.plan.environment(task)

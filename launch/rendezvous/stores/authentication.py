@@ -36,7 +36,10 @@ def shared_secret() -> str:
 
 def run_secret(rank_info: RankInfo, secret: str) -> bytes:
     """Returns the key that only the processes of a run know."""
-    parts = (part.encode("utf-8", "surrogatepass") for part in (secret, rank_info.run_id))
+    store = rank_info.store
+    # Two torchruns on a machine have the same run id, and several ports in common at which they look for their stores.
+    place = f" {store.port}" if store is not None and store.ports > 1 else ""
+    parts = (part.encode("utf-8", "surrogatepass") for part in (secret, rank_info.run_id + place))
     return b"".join(hashlib.sha256(part).digest() for part in parts)
 
 

@@ -11,7 +11,7 @@ from tfdist.launch.rendezvous.stores.bounded import BoundedCalls
 from tfdist.launch.rendezvous.stores.interface import CALL_SECONDS, StoreUnavailableError, host_towards
 from tfdist.launch.rendezvous.stores.tables import Limits
 from tfdist.launch.rendezvous.stores.tcp_channel import Channel
-from tfdist.launch.rendezvous.stores.tcp_server import TcpServer, listening_address
+from tfdist.launch.rendezvous.stores.tcp_server import TcpServer, listening_addresses
 from tfdist.rank_info import RankInfo
 
 PROBE_SECONDS = 2.0
@@ -97,8 +97,8 @@ class TcpStore:
         """Starts the server; returns None where every port is taken, perhaps by another process of the same rank."""
         for port in self._ports:
             try:
-                family, address, why_open = self._names.run(partial(listening_address, self._host, port), CALL_SECONDS)
-                server = TcpServer(self._key, (family, address), self._limits)
+                addresses, why_open = self._names.run(partial(listening_addresses, self._host, port), CALL_SECONDS)
+                server = TcpServer(self._key, addresses, self._limits)
             except (OSError, UnicodeError) as cause:
                 if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:
                     continue

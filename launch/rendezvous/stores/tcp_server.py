@@ -15,6 +15,7 @@ import json
 import logging
 import socket
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from tfdist.launch.rendezvous.stores.authentication import NONCE_CHARACTERS, SECRET_VARIABLE, Seal, is_proof, nonce, proof
@@ -31,32 +32,35 @@ _BAD_INPUT = (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError
 
 _log = logging.getLogger("tfdist")
 
+Address = tuple[socket.AddressFamily, Any]
+"""A family, and an address of it as `socket.bind` takes it."""
+
 
 class TcpServer:
     """The tables of one run, served until `close`.
 
     Args:
         key: the key of the run (`authentication.run_secret`).
-        address: where it listens, as `listening_address` returns it.
+        addresses: where it listens, as `listening_addresses` returns them.
         limits: the most that it holds for others.
 
     Raises:
         OSError: when this process cannot listen there.
     """
 
-    def __init__(self, key: bytes, address: "tuple[socket.AddressFamily, Any]", limits: Limits) -> None:
+    def __init__(self, key: bytes, addresses: Sequence[Address], limits: Limits) -> None:
         self._key = key
         self._limits = limits
         self._warnings = 0
         self.tables = Tables(limits)
         self._strangers: dict[asyncio.Task[None], None] = {}  # In the order of their arrival, and so are members.
         self._members: dict[asyncio.Task[None], None] = {}
-        listener = _listen(*address)
-        self.port = int(listener.getsockname()[1])
+        listeners = _listen(addresses)
+        self.port = int(listeners[0].getsockname()[1])
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
         self._closing: asyncio.Event | None = None
-        self._thread = threading.Thread(target=self._run_loop, args=(listener,), name="tfdist-store", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, args=(listeners,), name="tfdist-store", daemon=True)
         self._thread.start()
         self._started.wait(CALL_SECONDS)
 
@@ -67,16 +71,18 @@ class TcpServer:
             self._loop.call_soon_threadsafe(closing.set)
         self._thread.join(CALL_SECONDS)
 
-    def _run_loop(self, listener: socket.socket) -> None:
+    def _run_loop(self, listeners: list[socket.socket]) -> None:
         with contextlib.closing(self._loop):
-            self._loop.run_until_complete(self._serve(listener))
+            self._loop.run_until_complete(self._serve(listeners))
 
-    async def _serve(self, listener: socket.socket) -> None:
+    async def _serve(self, listeners: list[socket.socket]) -> None:
         self._closing = asyncio.Event()
-        server = await asyncio.start_server(self._connected, sock=listener, limit=self._limits.request_bytes)
+        limit = self._limits.request_bytes
+        servers = [await asyncio.start_server(self._connected, sock=each, limit=limit) for each in listeners]
         self._started.set()
         await self._closing.wait()
-        server.close()
+        for server in servers:
+            server.close()
         connections = [*self._strangers, *self._members]
         for task in connections:
             task.cancel()
@@ -158,38 +164,50 @@ def _admit(task: "asyncio.Task[None]", connections: "dict[asyncio.Task[None], No
         oldest.cancel()
 
 
-def listening_address(host: str, port: int) -> tuple[socket.AddressFamily, Any, str]:
+def listening_addresses(host: str, port: int) -> tuple[list[Address], str]:
     """Returns where the store of `host` listens on this machine, and why if that is every address, else an empty text.
+
+    A machine may have an IPv4 and an IPv6 address, and others reach only one of them.
 
     Raises:
         OSError: when nothing knows the name `host`.
     """
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses: list[Address] = [*dict.fromkeys((family, address) for family, _, _, _, address in found)]
+    everywhere: list[Address] = [(_EVERY_FAMILY, ("", port))]
     is_name = not _is_address(host) and host.lower() not in LOOPBACK
-    if is_name and ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-        return _EVERY_FAMILY, ("", port), f"{host} is a loopback address on this machine only"
-    with socket.socket(family) as probe:
-        try:
-            probe.bind((address[0], 0, *address[2:]))
-        except OSError as cause:
-            if cause.errno == errno.EADDRNOTAVAIL:
-                # Behind a Kubernetes service, or another address translation, no machine has the address that all use.
-                return _EVERY_FAMILY, ("", port), f"{host} is no address of this machine"
-    return family, address, ""
+    if is_name and ipaddress.ip_address(str(addresses[0][1][0]).partition("%")[0]).is_loopback:
+        return everywhere, f"{host} is a loopback address on this machine only"
+    if own := [each for each in addresses if _is_own(*each)]:
+        return own, ""
+    # Behind a Kubernetes service, or another address translation, no machine has the address that all use.
+    return everywhere, f"{host} is no address of this machine"
 
 
-def _listen(family: socket.AddressFamily, address: Any) -> socket.socket:
-    listener = socket.socket(family)
+def _is_own(family: socket.AddressFamily, address: Any) -> bool:
     try:
-        if family == socket.AF_INET6 and not address[0]:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(socket.SOMAXCONN)
+        with socket.socket(family) as probe:
+            probe.bind((address[0], 0, *address[2:]))
+    except OSError as cause:
+        return cause.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # Else to listen there says what is wrong.
+    return True
+
+
+def _listen(addresses: Sequence[Address]) -> list[socket.socket]:
+    listeners: list[socket.socket] = []
+    try:
+        for family, address in addresses:
+            listeners.append(listener := socket.socket(family))
+            if family == socket.AF_INET6 and not address[0]:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(socket.SOMAXCONN)
     except BaseException:
-        listener.close()
+        for listener in listeners:
+            listener.close()
         raise
-    return listener
+    return listeners
 
 
 def _is_address(host: str) -> bool:

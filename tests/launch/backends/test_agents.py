@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,12 +63,35 @@ def test_an_agent_refuses_a_folder_or_a_program_that_is_not_there(tmp_path, monk
     assert hello["folder"] == os.getcwd() == str(tmp_path / "project")
 
 
+def test_a_plan_shows_no_host_for_tasks_without_one():
+    cluster = Cluster((Task("worker", 0), Task("worker", 1, "h1")))
+    plan = ssh.plan(Job(cluster, choose(cluster), Program()))
+    assert [line for word, line in plan.notes if word == "host"] == ["h1: worker:1"] and plan.refusal is not None
+
+
+def test_an_agent_gives_signs_of_life_while_a_name_server_is_slow(monkeypatch):
+    asked, beats = threading.Event(), []
+    monkeypatch.setattr(agent.socket, "getaddrinfo", lambda *_: asked.wait(60))
+    monkeypatch.setattr(agent, "RESOLVE_SECONDS", 0.5)
+    monkeypatch.setattr(agent, "BEAT_SECONDS", 0.1)
+    try:
+        assert agent._unknown({"h1", "h2"}, lambda: beats.append(1)) == ["h1", "h2"] and len(beats) > 1
+    finally:
+        asked.set()
+
+
 def test_a_python_in_the_home_folder_of_a_host_is_found_by_its_shell(monkeypatch):
     job = SimpleNamespace(options={"ssh_python": "~/my env/bin/python"})
     remote = ssh._command("host", job)[-1]
     assert remote.startswith("exec ~/'my env/bin/python' -c ")
     job.options["ssh_python"] = "/opt/~/python"
     assert ssh._command("host", job)[-1].startswith("exec '/opt/~/python' -c ")
+
+
+@pytest.mark.parametrize(("given", "count"), [({}, 4), ({"ssh_silence": "3"}, 4), ({"ssh_silence": "120"}, 24)])
+def test_ssh_gives_a_silent_connection_up_no_earlier_than_the_launcher(given, count):
+    words = ssh._command("host", SimpleNamespace(options=given))
+    assert f"ServerAliveCountMax={count}" in words and "ServerAliveInterval=5" in words
 
 
 @pytest.fixture

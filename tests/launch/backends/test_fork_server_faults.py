@@ -1,6 +1,8 @@
 """The parent of all tasks: on a system that cannot tell it of its owner's end, and under a plain program when it fails."""
 
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -52,3 +54,28 @@ def test_a_plain_program_does_not_wait_for_servers_whose_parent_has_failed(start
     assert "StartTimeoutError: gave up on worker:0 (localhost:" in last and " ps:0 (" in last
     assert last.endswith("the parent process of all tasks is gone: RuntimeError: a fault of this test")
     assert job.left(within=10) == {}
+
+
+STUCK = """
+import json, os, signal, socket, time
+from tfdist.launch.backends.local import fork_server
+fork_server.GRACE_SECONDS = 0.1
+fork_server.kill_group = fork_server.kill_process = fork_server.end_children = lambda *_, **__: None
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server = fork_server.ForkServer(theirs, os.getpid(), [], 0.0, {})
+pid = os.fork()
+if pid == 0:
+    signal.pause()
+server._running[pid] = "worker:0"
+server._end_all()
+os.kill(pid, signal.SIGKILL)  # It ends at last, when the next job runs.
+os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+server._reap()
+theirs.close()
+print(ours.recv(1000).decode())
+"""
+
+
+def test_the_late_end_of_a_process_that_could_not_be_killed_is_not_taken_for_that_of_a_task_of_the_next_job():
+    got = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=30)
+    assert (got.stdout, got.stderr) == ("\n", "")

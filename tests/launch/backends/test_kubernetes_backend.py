@@ -134,6 +134,22 @@ def pods(here, name):
 
 @pytest.mark.cluster
 @needs("kubernetes")
+def test_what_others_have_labeled_with_the_name_of_a_job_is_not_taken_for_a_part_of_it(here):
+    """As charts of Helm label what belongs to a release."""
+    for plural, kind, name in (("jobs", "Job", "a-cleanup"), ("pods", "Pod", "a-server")):
+        metadata = {"name": name, "uid": name, "namespace": "ml", "creationTimestamp": "9999"}
+        metadata["labels"] = {"app.kubernetes.io/instance": "shared"}
+        spec = {"completions": 1, "containers": [{"name": "c", "image": "i"}]}
+        entry = {"kind": kind, "metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}
+        here.cluster.objects[plural, "ml", name] = entry
+    handle = here.run("--kubernetes_name", "shared", "--detach", "program.py", "hangs", "shared").stdout.strip()
+    here.wait_for(handle, f"{handle}  running")
+    assert here.tfdist("cancel", handle).stdout == f"{handle}  cancelled\n"
+    assert here.cluster.names() == ["jobs/a-cleanup", "pods/a-server"]
+
+
+@pytest.mark.cluster
+@needs("kubernetes")
 def test_the_task_that_fails_first_is_named_and_gives_the_exit_code(here):
     got = here.run("--kubernetes_name", "bad", "program.py", "chief:0", "bad")
     assert got.returncode == 7, got.stdout + got.stderr

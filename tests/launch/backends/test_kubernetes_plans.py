@@ -357,8 +357,10 @@ def test_tasks_whose_job_has_failed_do_not_wait_for_a_pod():
 def test_warnings_say_why_there_are_no_pods_and_why_a_container_is_not_created():
     event = {"involvedObject": {"name": "demo-chief"}, "message": "exceeded quota: gpus"}
     assert state_of(JOBS, [], [event]).reason == "its pods cannot be created: exceeded quota: gpus"
-    event = {"involvedObject": {"name": "demo-chief-0-x"}, "message": 'MountVolume.SetUp failed: "data"'}
-    chief = pod("chief", phase="Pending", state=waits("ContainerCreating"))
+    event["involvedObject"]["uid"] = "1"  # Of an earlier job with this name: its events stay for an hour.
+    assert state_of(JOBS, [], [event]).reason == ""
+    event = {"involvedObject": {"name": "demo-chief-0-x", "uid": "2"}, "message": 'MountVolume.SetUp failed: "data"'}
+    chief = pod("chief", phase="Pending", state=waits("ContainerCreating"), metadata={"uid": "2"})
     assert state_of(JOBS, [chief], [event]).reason == 'chief:0: MountVolume.SetUp failed: "data"'
 
 

@@ -333,3 +333,42 @@ def test_srun_outside_an_allocation_and_bad_options_are_one_line(cluster):
         got = cluster(*words)
         assert (got.returncode, got.stderr.count("\n")) == (2, 1), got.stderr
         assert message in got.stderr
+
+
+def test_the_output_of_a_batch_job_that_was_cut_is_followed_from_its_beginning(tmp_path, monkeypatch):
+    """As by a program that rotates logs, or by --open-mode=truncate after a requeue."""
+    log = tmp_path / "tfdist-7.log"
+    log.write_text("worker:0 | one\nworker:0 | two\n")
+    states = iter((State.RUNNING, State.SUCCEEDED))
+
+    def status(batch, job_id):
+        state = next(states)
+        if state == State.SUCCEEDED:
+            log.write_text("worker:0 | three\n")
+        return JobStatus(state)
+
+    monkeypatch.setattr(slurm, "_show", lambda job_id: {"StdOut": str(log)})
+    monkeypatch.setattr(slurm, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(slurm.Batch, "status", status)
+    assert [line.text for line in slurm.Batch().logs("7", None, follow=True)] == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({}, "the job 7 is no batch job"),
+        ({"StdOut": "."}, ". cannot be read: Is a directory"),
+        ({"StdOut": "/dev/null/log"}, "/dev/null/log cannot be read: Not a directory"),
+    ],
+)
+def test_output_that_is_not_there_or_cannot_be_read_is_named(monkeypatch, found, said):
+    """As that of a job of another user."""
+    monkeypatch.setattr(slurm, "_show", lambda job_id: {"JobState": "RUNNING", **found})
+    with pytest.raises(BackendError, match=f"^{re.escape(said)}"):
+        list(slurm.Batch().logs("7", None, follow=False))
+
+
+def test_what_slurm_says_and_gets_need_not_be_utf_8():
+    """As the working folder of a job on a cluster with older names."""
+    assert os.fsencode(slurm._slurm("printf", r"WorkDir=/caf\351")) == b"WorkDir=/caf\xe9"
+    assert os.fsencode(slurm._slurm("cat", text=os.fsdecode(b"#SBATCH --chdir=/caf\xe9"))) == b"#SBATCH --chdir=/caf\xe9"

@@ -78,6 +78,12 @@ class Hosts:
         assert self.left(within=2) == {}
         return process.returncode, output
 
+    def tfdist(self, *words):
+        """Runs a command; returns what it has printed."""
+        environ = os.environ | {"TFDIST_STATE_DIR": str(self.folder / "state")}
+        command = [sys.executable, "-m", "tfdist", *words]
+        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=40).stdout
+
     def pids(self, count):
         """Waits until `count` tasks run; returns their process ids."""
         deadline = time.monotonic() + 40
@@ -255,19 +261,23 @@ def test_a_job_in_the_background_is_followed_and_ended_by_its_handle(hosts):
     handle = launcher.communicate(timeout=40)[0].strip()
     assert launcher.returncode == 0 and handle.startswith("ssh://")
     hosts.pids(4)
-    environ = os.environ | {"TFDIST_STATE_DIR": str(hosts.folder / "state")}
-
-    def tfdist(*words):
-        command = [sys.executable, "-m", "tfdist", *words]
-        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=40).stdout
-
     deadline = time.monotonic() + 20
-    while f"{handle}  running" not in (status := tfdist("status", handle)):
+    while f"{handle}  running" not in (status := hosts.tfdist("status", handle)):
         assert time.monotonic() < deadline, status
     assert "worker:3  running  127.0.0.1" in status
-    assert tfdist("logs", handle, "worker:3") == "ready\n"
-    assert tfdist("cancel", handle) == f"{handle}  cancelled\n"
+    assert hosts.tfdist("logs", handle, "worker:3") == "ready\n"
+    assert hosts.tfdist("cancel", handle) == f"{handle}  cancelled\n"
     assert hosts.left(within=2) == {}
+
+
+def test_a_job_that_is_ended_while_a_host_gives_no_answer_says_how_it_has_ended(hosts):
+    places = zip(("chief", "worker", "ps"), ("h1", "h2", "h1"), free_ports(3), strict=True)
+    cluster = json.dumps({"cluster": {job: [f"{host}:{port}"] for job, host, port in places}})
+    body = SERVES.replace("pid-{me['index']}", "pid-{me['type']}") + "time.sleep(600)"
+    handle = hosts.start(body, "--detach", "--grace_period", "0", cluster=cluster).communicate(timeout=40)[0].strip()
+    hosts.pids(3)
+    os.kill(parent_of(parent_of(parent_of((hosts.folder / "pid-chief").read_text()))), signal.SIGSTOP)  # The agent.
+    assert hosts.tfdist("cancel", handle) == f"{handle}  cancelled\n"
 
 
 @pytest.fixture

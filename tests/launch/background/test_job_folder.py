@@ -73,6 +73,16 @@ def test_a_supervisor_on_another_machine_is_not_declared_lost(folder):
     assert folder.status().reason == "as last written by its supervisor on elsewhere; ask there"
 
 
+def test_a_job_whose_machine_has_been_started_again_is_lost(folder):
+    folder.write_status(RUNNING)
+    *machine, _, namespace = folder.supervisor.place.split()
+    supervised_by(folder, place=" ".join([*machine, "another-boot", namespace]))
+    assert not folder.supervisor.is_alive  # Whatever has its number now.
+    assert (folder.status().state, folder.status().tasks) == (State.LOST, RUNNING.tasks)
+    supervised_by(folder, place=" ".join(["elsewhere", *machine[1:], "another-boot", namespace]))
+    assert folder.status().state == State.RUNNING  # Machines may have been made of one image.
+
+
 def test_a_machine_that_has_another_name_now_is_the_same_machine(folder, monkeypatch):
     folder.write_status(RUNNING)
     monkeypatch.setattr(job_folder.socket, "gethostname", lambda: "renamed")

@@ -16,7 +16,7 @@ from tfdist.launch.rendezvous.stores.interface import StoreUnavailableError, run
 from tfdist.launch.rendezvous.stores.tables import FullError, Limits, Tables
 from tfdist.launch.rendezvous.stores.tcp import TcpStore
 from tfdist.launch.rendezvous.stores.tcp_channel import Channel
-from tfdist.launch.rendezvous.stores.tcp_server import TcpServer, listening_address
+from tfdist.launch.rendezvous.stores.tcp_server import TcpServer, listening_addresses
 from tfdist.rank_info import RankInfo, Store
 
 pytestmark = pytest.mark.timeout(60)
@@ -34,7 +34,7 @@ KEY = run_secret(info(), SECRET)
 
 @pytest.fixture
 def server():
-    made = TcpServer(KEY, (socket.AF_INET, ("127.0.0.1", 0)), LIMITS)
+    made = TcpServer(KEY, [(socket.AF_INET, ("127.0.0.1", 0))], LIMITS)
     made.tables.put("verdicts", "a", "roster", is_own=True)
     yield made
     made.close()
@@ -339,8 +339,9 @@ def test_a_short_secret_is_an_error_that_does_not_show_it(monkeypatch):
 
 
 def test_a_store_that_listens_on_all_interfaces_says_so(monkeypatch, caplog):
-    assert listening_address("127.0.0.1", 7)[1:] == (("127.0.0.1", 7), "")
-    assert listening_address("192.0.2.1", 7)[1:] == (("", 7), "192.0.2.1 is no address of this machine")
+    assert listening_addresses("127.0.0.1", 7) == ([(socket.AF_INET, ("127.0.0.1", 7))], "")
+    ((_, everywhere),), why = listening_addresses("192.0.2.1", 7)
+    assert (everywhere, why) == (("", 7), "192.0.2.1 is no address of this machine")
     with socket.socket() as free:
         free.bind(("", 0))
         port = free.getsockname()[1]
@@ -360,9 +361,27 @@ def test_a_store_that_listens_on_all_interfaces_is_reached_over_ipv6_too(monkeyp
     """The machines that have only IPv6 know another address of the name than this one, which has Debian's /etc/hosts."""
     found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (where, 0))]
     monkeypatch.setattr(tcp_server.socket, "getaddrinfo", lambda *_, **__: found)
-    family, address, why = listening_address("h1", 0)
+    addresses, why = listening_addresses("h1", 0)
     monkeypatch.undo()
     assert why
-    with contextlib.closing(TcpServer(KEY, (family, address), LIMITS)) as server:
+    with contextlib.closing(TcpServer(KEY, addresses, LIMITS)) as server:
         for host in ("::1", "127.0.0.1"):
             Channel((host, server.port), KEY, 5.0).close()
+
+
+def test_a_store_is_reached_at_every_address_of_its_name_that_is_one_of_this_machine(monkeypatch):
+    """As at the IPv4 and the IPv6 address of a machine: other machines may have only one of the two."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    hosts = ("127.0.0.2", "192.0.2.1", "127.0.0.3")
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port)) for host in hosts]
+    monkeypatch.setattr(tcp_server.socket, "getaddrinfo", lambda *_, **__: found)
+    addresses, why = listening_addresses("localhost", port)
+    monkeypatch.undo()
+    assert not why
+    with contextlib.closing(TcpServer(KEY, addresses, LIMITS)):
+        for host in ("127.0.0.2", "127.0.0.3"):
+            Channel((host, port), KEY, 5.0).close()
+        with pytest.raises(OSError):
+            Channel(("127.0.0.4", port), KEY, 5.0)

@@ -142,6 +142,56 @@ def test_a_leader_writes_its_verdict_again_for_a_store_that_has_restarted_empty(
     assert heard and script.seconds < seconds_away + 6
 
 
+def answering(store, seconds):
+    """Does what a member does that answers the leader of the store and reads its verdict."""
+    if live := list(store.get("leaders")):
+        store.put("members", "e" * 16, entry(1, beat=int(seconds), leaders=live))
+    if store.get("verdicts"):
+        store.put("read", "e" * 16, "{}")
+
+
+@pytest.mark.usefixtures("held_port")
+def test_a_leader_waits_again_for_a_member_whose_entry_is_gone_in_the_last_second():
+    """As after a restart of the store: the leader has seen all, and trained without them."""
+    store, lost_at = MemoryStore(), []
+
+    def member(seconds):
+        if store.get("members") and not lost_at:
+            store.clear()
+            lost_at.append(seconds)
+        elif not lost_at or seconds > lost_at[0] + 3:
+            answering(store, seconds)
+
+    script = Script(member)
+    assert len(Leader(info(0), store, 300, script.clock).run().tasks) == 2
+    assert lost_at and script.seconds < 10
+
+
+@pytest.mark.usefixtures("held_port")
+def test_a_leader_whose_members_come_in_the_last_second_of_its_limit_does_not_give_up():
+    store = MemoryStore()
+    script = Script(lambda seconds: answering(store, seconds) if seconds > 19.6 else None)
+    assert len(Leader(info(0), store, 20, script.clock).run().tasks) == 2
+
+
+@pytest.mark.usefixtures("held_port")
+def test_a_rank_that_is_started_again_while_others_are_waited_for_takes_the_place_of_its_dead_process():
+    store, rosters = MemoryStore(), []
+
+    def ranks(seconds):
+        live = list(store.get("leaders"))
+        for nonce, rank, lives in (("d", 1, seconds < 3), ("e", 1, seconds > 4), ("f", 2, seconds > 15)):
+            if lives:
+                store.put("members", nonce * 16, entry(rank, int(seconds), live, size=3))
+        for text in store.get("verdicts").values():
+            rosters.append(json.loads(text)["roster"].keys() & {"d" * 16, "e" * 16, "f" * 16})
+            for nonce in "ef":
+                store.put("read", nonce * 16, "{}")
+
+    assert len(Leader(info(0, 3), store, 300, Script(ranks).clock).run().tasks) == 3
+    assert rosters[0] == {"e" * 16, "f" * 16}
+
+
 @pytest.mark.usefixtures("held_port")
 @pytest.mark.parametrize("kind", [Leader, Member])
 @pytest.mark.parametrize("is_down", [False, True])

@@ -138,6 +138,15 @@ def test_under_torchruns_agent_the_store_is_at_the_first_free_port_beside_it(sta
         met(start_ranks(store, (0, 2), (1, 2), limit=20))
 
 
+def test_two_torchruns_on_a_machine_do_not_meet(start_ranks):
+    """Their run id is `none`, and each looks for its store at the eight ports after the one of its agent."""
+    port = free_port()
+    one = start_ranks(Store("tcp", "127.0.0.1", port, ports=8), (0, 2), run_id="none#0")
+    wait_until(lambda: is_listening(port))
+    met(start_ranks(Store("tcp", "127.0.0.1", port - 1, ports=8), (0, 2), (1, 2), run_id="none#0"))
+    met([*start_ranks(Store("tcp", "127.0.0.1", port, ports=8), (1, 2), run_id="none#0"), *one])
+
+
 def test_servers_with_described_addresses_learn_the_addresses_of_the_ranks(start_ranks):
     ports = free_port(), free_port()
     store = Store("tcp", "127.0.0.1", ports[0])

@@ -74,8 +74,8 @@ def test_a_second_process_of_a_rank_that_comes_late_times_out_alone(start_ranks,
 def test_a_process_that_comes_after_an_error_reports_it_too(start_ranks):
     store = Store("tcp", "127.0.0.1", free_port())
     (late,) = start_ranks(store, (2, 4), limit=20, go=False)
-    ranks = start_ranks(store, (0, 4), (1, 4), (1, 4), limit=20)
-    time.sleep(0.4)
+    ranks = start_ranks(store, (0, 4), (1, 4), (1, 4), limit=20, waits=LINGERING)
+    time.sleep(1.5)  # Both have renewed their entries, so they live.
     late.go()
     for message in messages([*ranks, late], "ClusterError"):
         assert "rank 1 (at " in message and "came more than once" in message

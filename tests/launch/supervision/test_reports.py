@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from support_paths import PROGRAMS
 
 from tfdist.launch.command_line import checks
 from tfdist.launch.errors import UsageError
@@ -69,3 +70,20 @@ def test_another_attempt_does_not_begin_with_the_steps_of_the_one_before(tmp_pat
     for _ in range(2):
         progress.forget(report)
         assert list(tmp_path.iterdir()) == [report]
+
+
+@pytest.mark.cluster
+def test_a_job_whose_progress_is_gone_is_not_taken_for_one_that_makes_no_step(start, script):
+    """As on a machine that empties /dev/shm when its user logs out."""
+    body = """
+    import shutil, time
+    path = os.environ["TFDIST_REPORT"] + ".progress"
+    pathlib.Path(path).write_text(json.dumps({"phase": "fit", "epoch": 1, "epochs": 2, "step": 3, "batches": 3}))
+    time.sleep(1.5)  # The launcher has read it.
+    shutil.rmtree(os.path.dirname(path))
+    time.sleep(4)
+    """
+    quick = str(PROGRAMS / "quick_launcher.py")
+    job = start(quick, "--tier", "BASIC", "--step_timeout", "2", script(body))
+    assert job.wait(60) == 0, job.output
+    assert job.left() == {}

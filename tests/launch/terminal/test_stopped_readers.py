@@ -13,6 +13,8 @@ import pytest
 from support_paths import PROGRAMS
 from waits import wait_until
 
+from tfdist.launch.terminal.background_writer import BackgroundWriter
+
 pytestmark = pytest.mark.cluster
 
 QUICK = str(PROGRAMS / "quick_launcher.py")
@@ -99,6 +101,21 @@ def test_a_slow_reader_gets_every_line(piped):
         time.sleep(0.01)
     assert launcher.wait(10) == 0
     assert buffered.count(b"chief:0 | x") == 40000 and b"left out" not in buffered
+
+
+def test_a_slow_reader_gets_every_line_of_many_tasks_that_print_at_once(monkeypatch):
+    monkeypatch.setattr(BackgroundWriter, "_has_stalled", lambda writer, seconds=0.0: writer.has_stopped_reader)
+    monkeypatch.setattr(BackgroundWriter, "has_stopped_reader", False, raising=False)
+    read_end, write_end = os.pipe()
+    writer = BackgroundWriter(write_end, limit=1000)
+    with open(read_end, "rb") as output, open(write_end, "wb"):
+        for number in range(2000):  # 200 KB, and the pipe holds 64.
+            writer.write(f"{number:<99}\n")
+        writer.has_stopped_reader = True
+        writer.write("more\n" * 7)
+        assert writer.left_out == 7  # That is for a reader that has stopped.
+        got = output.read(200_000)
+    assert got.split() == [str(number).encode() for number in range(2000)]
 
 
 def test_a_reader_that_pauses_at_the_end_gets_every_line(piped, tmp_path):
