@@ -7,6 +7,7 @@ Keras iterates once for all epochs (`steps_per_epoch`) have to be read from thei
 iterator for each validation, which are made again too: `validation_steps` may take only a part of a shuffled dataset.
 """
 
+import contextlib
 import dataclasses
 import inspect
 import logging
@@ -210,15 +211,29 @@ def _make_iterators(original: Callable[..., Any], iterator: Any) -> None:
         # A shuffled dataset counts its own iterators. Those of the whole pipeline take several times as long.
         iterator._get_iterator = lambda: dataset
     try:
-        if iterator.num_batches is not None:
-            for _ in original(iterator):
-                pass
-        else:  # Keras finds out about the end by reading.
-            adapter.on_epoch_begin()
-            iter(iterator._get_iterator())
-            adapter.on_epoch_end()
+        with _without_workers(adapter):
+            if iterator.num_batches is not None:
+                for _ in original(iterator):
+                    pass
+            else:  # Keras finds out about the end by reading.
+                adapter.on_epoch_begin()
+                iter(iterator._get_iterator())
+                adapter.on_epoch_end()
     finally:
         vars(iterator).pop("_get_iterator", None)
+
+
+@contextlib.contextmanager
+def _without_workers(adapter: Any) -> Iterator[None]:
+    """Lets no worker of a `PyDataset` read in an epoch of which nobody takes a batch: the next one would get what it has."""
+    if (workers := getattr(adapter, "enqueuer", None)) is None:
+        yield
+        return
+    adapter.enqueuer = None
+    try:
+        yield
+    finally:
+        adapter.enqueuer = workers
 
 
 def _drop(batches: Any, count: int) -> None:

@@ -1,0 +1,86 @@
+"""After a restart the data have the order that they would have had, whatever a pipeline remembers of the epochs before."""
+
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.strategies.checkpoint import data_position
+from tfdist.strategies.checkpoint.data_position import DataPosition, Resumption
+from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset
+from tfdist.strategies.inputs.input_feed import FedDataset
+from tfdist.strategies.private_api import TFEpochIterator
+
+SOURCES = {"data parallel": lambda dataset: ShardedDataset(dataset, Layout(1, range(1))), "parameter server": FedDataset}
+
+
+class Numbers(keras.utils.PyDataset):
+    """Threads read its batches ahead."""
+
+    def __init__(self):
+        super().__init__(workers=2, max_queue_size=2)
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return np.full((2, 1), index)
+
+
+DATA = {"read ahead": Numbers}
+
+
+@pytest.fixture
+def position(monkeypatch):
+    data_position.install()
+    found = DataPosition()
+    monkeypatch.setattr(data_position, "_positions", [found])
+    return found
+
+
+def made(kind):
+    keras.utils.set_random_seed(7)
+    return DATA[kind]()
+
+
+def epochs(position, source, data, prepare=lambda: None):
+    """Makes the iterator of a `fit`; yields the first example of each batch of an epoch, for each epoch that it reads."""
+    position.iterator = None
+    iterator = TFEpochIterator(SimpleNamespace(experimental_distribute_dataset=source), x=data)
+    if not isinstance(data, keras.utils.PyDataset):
+        iterator._distributed_dataset.example()
+    iterator.reset()  # As `fit` does when it has built the model.
+    prepare()
+    while True:
+        read = []
+        with iterator.catch_stop_iteration():
+            for _, _, batches in iterator._enumerate_iterator():
+                if not (taken := batches.take(1)):
+                    raise StopIteration
+                batch = taken[0]["shards"] if isinstance(taken[0], dict) else taken[0]
+                read.append(int(tf.reshape(tf.nest.flatten(batch)[0], [-1])[0]))
+        yield read
+
+
+def first_epochs(position, source, kind):
+    return [epoch for epoch, _ in zip(epochs(position, source, made(kind)), range(4), strict=False)]
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize("source", SOURCES)
+def test_an_epoch_continues_with_the_batches_that_are_left(position, source, kind):
+    whole = first_epochs(position, SOURCES[source], kind)
+    assert [len(epoch) for epoch in whole] == [6] * 4
+    for done, batches in ((0, 2), (1, 2), (3, 4)):
+        resumed = epochs(position, SOURCES[source], made(kind), lambda: position.resume(Resumption(done, batches)))  # noqa: B023
+        assert next(resumed) == whole[done][batches:], (done, batches)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("kind", DATA)
+def test_a_call_that_is_passed_over_leaves_its_data_as_it_would_have(position, kind):
+    whole = first_epochs(position, FedDataset, kind)
+    assert next(epochs(position, FedDataset, made(kind), lambda: position.pass_over(3))) == whole[3]
