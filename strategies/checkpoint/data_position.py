@@ -208,8 +208,10 @@ def _make_iterators(original: Callable[..., Any], iterator: Any) -> None:
     if kind == "ArrayDataAdapter":
         return  # Each of its iterators has the same order, or without a seed any order.
     if kind == "TFDatasetAdapter" and isinstance(dataset := adapter.get_tf_dataset(), tf.data.Dataset):
-        # A shuffled dataset counts its own iterators. Those of the whole pipeline take several times as long.
-        iterator._get_iterator = lambda: dataset
+        # A shuffled dataset counts its own iterators. Those of the whole pipeline take several times as long. The first epoch
+        # had the one that the model was built with, so the next epoch must not get it.
+        source = iterator._distributed_dataset
+        iterator._get_iterator = lambda: source if getattr(source, "has_unused", False) else dataset
     try:
         with _without_workers(adapter):
             if iterator.num_batches is not None:

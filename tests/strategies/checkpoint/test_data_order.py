@@ -29,7 +29,15 @@ class Numbers(keras.utils.PyDataset):
         return np.full((2, 1), index)
 
 
-DATA = {"read ahead": Numbers}
+def of_two_lengths():
+    """Its shape says too little to build a model, which is built with its first batch."""
+    return tf.data.Dataset.range(12).shuffle(12).map(lambda n: tf.fill([n % 2 + 1], n)).padded_batch(2, [None])
+
+
+DATA = {
+    "read ahead": Numbers,
+    "of two lengths": of_two_lengths,
+}
 
 
 @pytest.fixture
