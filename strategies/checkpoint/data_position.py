@@ -21,6 +21,7 @@ import tensorflow as tf
 from tfdist.strategies.inputs.source import BatchIterator
 from tfdist.strategies.inputs.worker_input import WorkerInput
 from tfdist.strategies.private_api import global_seed, patches
+from tfdist.strategies.private_api.pipelines import has_memory_cache
 
 _log = logging.getLogger("tfdist")
 _positions: "list[DataPosition]" = []
@@ -88,10 +89,12 @@ class DataPosition:
             )
             return
         is_tf_data = type(self.iterator.data_adapter).__name__ == "TFDatasetAdapter"
-        # An endless dataset may shuffle each repetition, and how many of these the call began decides what the next one gets.
-        again = _repeat_epoch if is_tf_data else _make_iterators
-        for _ in range(epochs):
-            again(patches.ENUMERATE_EPOCH.original, self.iterator)
+        for number in range(epochs):
+            # An endless dataset may shuffle each repetition, and how many of these the call began decides what the next gets.
+            if is_tf_data:
+                _repeat_epoch(patches.ENUMERATE_EPOCH.original, self.iterator, is_first=not number)
+            else:
+                _make_iterators(patches.ENUMERATE_EPOCH.original, self.iterator)
 
     def take_resumption(self, iterator: Any) -> Resumption | None:
         """Returns where the epoch continues that begins with an iterator of Keras; None for its beginning."""
@@ -165,8 +168,8 @@ def _enumerate(original: Callable[..., Any], iterator: Any) -> Iterator[Any]:
     if resumption is None:
         yield from original(iterator)
         return
-    for _ in range(resumption.epochs):
-        _repeat_epoch(original, iterator)
+    for number in range(resumption.epochs):
+        _repeat_epoch(original, iterator, is_first=not number)
     if resumption.epochs and iterator._num_batches is None:
         iterator._num_batches = resumption.batches_per_epoch
     if resumption.random_state is not None:
@@ -183,13 +186,19 @@ def _enumerate(original: Callable[..., Any], iterator: Any) -> Iterator[Any]:
         yield begin, end, batches
 
 
-def _repeat_epoch(original: Callable[..., Any], iterator: Any) -> None:
-    """Makes the iterators that an epoch makes, and reads what the next epoch does not see again."""
-    if iterator.steps_per_epoch:
-        for _, _, batches in original(iterator):
-            _drop(batches, iterator.steps_per_execution)
-    else:
+def _repeat_epoch(original: Callable[..., Any], iterator: Any, is_first: bool = False) -> None:
+    """Makes the iterators that an epoch makes, and reads what the next epoch does not see again.
+
+    The first epoch of a call is also read if it fills a cache: all epochs have the order, and the random numbers, of that one.
+    """
+    dataset = getattr(iterator.data_adapter, "_dataset", None)
+    fills_cache = is_first and isinstance(dataset, tf.data.Dataset) and has_memory_cache(dataset)
+    if not iterator.steps_per_epoch and not fills_cache:
         _make_iterators(original, iterator)
+        return
+    for _, _, batches in original(iterator):
+        if not _drop(batches, iterator.steps_per_execution) and not iterator.steps_per_epoch:
+            return
 
 
 def _repeat_validation(original: Callable[..., Any], iterator: Any) -> None:
@@ -238,13 +247,12 @@ def _without_workers(adapter: Any) -> Iterator[None]:
         adapter.enqueuer = workers
 
 
-def _drop(batches: Any, count: int) -> None:
+def _drop(batches: Any, count: int) -> bool:
+    """Reads and drops batches. Returns whether there was any."""
     if isinstance(batches, BatchIterator):
         batches.begin_epoch_if_over()  # Else it has none left after an epoch of `steps_per_epoch`.
-        batches.take(count)
-        return
-    for _ in range(count):
-        next(batches, None)
+        return bool(batches.take(count))
+    return sum(next(batches, None) is not None for _ in range(count)) > 0
 
 
 def _warn_of_order(iterator: Any) -> None:

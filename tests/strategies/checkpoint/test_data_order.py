@@ -37,6 +37,9 @@ def of_two_lengths():
 DATA = {
     "read ahead": Numbers,
     "of two lengths": of_two_lengths,
+    "cached after a shuffle": lambda: tf.data.Dataset.range(12).shuffle(12).batch(2).cache(),
+    "cached, of unknown length": lambda: tf.data.Dataset.range(12).shuffle(12).filter(lambda n: n < 99).batch(2).cache(),
+    "shuffled twice": lambda: of_two_lengths().cache().shuffle(3),
 }
 
 
