@@ -36,13 +36,13 @@ class Resumption:
         epochs: how many epochs of this call of `fit` are done.
         batches: how many batches of the next epoch are done.
         batches_per_epoch: what Keras knows about the length of an epoch after the first; None for nothing.
-        random_state: what `random_state` returned at the beginning of that epoch.
+        keeps_random_state: whether the next epoch has the random numbers of now, whatever those that are done draw once more.
     """
 
     epochs: int
     batches: int
     batches_per_epoch: int | None = None
-    random_state: Any = None
+    keeps_random_state: bool = False
 
 
 class DataPosition:
@@ -168,12 +168,13 @@ def _enumerate(original: Callable[..., Any], iterator: Any) -> Iterator[Any]:
     if resumption is None:
         yield from original(iterator)
         return
+    state = random_state() if resumption.keeps_random_state else None
     for number in range(resumption.epochs):
         _repeat_epoch(original, iterator, is_first=not number)
     if resumption.epochs and iterator._num_batches is None:
         iterator._num_batches = resumption.batches_per_epoch
-    if resumption.random_state is not None:
-        set_random_state(resumption.random_state)
+    if state is not None:
+        set_random_state(state)
     if resumption.batches:
         _warn_of_order(iterator)
     left = resumption.batches

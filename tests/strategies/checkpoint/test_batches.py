@@ -4,6 +4,8 @@ size of its batches.
 The processes run here one after the other, with an exception in place of the kill.
 """
 
+import random
+
 import keras
 import numpy as np
 import pytest
@@ -36,6 +38,13 @@ class KillAt(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         if (self.epoch, batch) == (1, self.at):
             raise Killed
+
+
+class Seeds(keras.callbacks.Callback):
+    """Sets a seed for each epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        random.seed(epoch)
 
 
 class Pieces(keras.utils.PyDataset):
@@ -72,9 +81,9 @@ DATA = {
 
 @pytest.fixture
 def train(tmp_path, monkeypatch):
-    """`train(data, killed_at)`: runs a program as a new process; returns its `History`, None if it was killed."""
+    """`train(data, killed_at, callbacks)`: runs a program as a new process; returns its `History`, None if it was killed."""
 
-    def run(data, killed_at=None):
+    def run(data, killed_at=None, callbacks=()):
         monkeypatch.setenv(FOLDER, str(tmp_path / "backup"))
         monkeypatch.setenv(FREQUENCY, str(killed_at or "epoch"))
         data_position.install()
@@ -83,7 +92,7 @@ def train(tmp_path, monkeypatch):
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)], name="net")
         model.compile("sgd", "mse", metrics=[Targets(name="targets")])
         try:
-            return model.fit(**data, epochs=3, verbose=0, callbacks=[KillAt(killed_at)]).history["targets"]
+            return model.fit(**data, epochs=3, verbose=0, callbacks=[*callbacks, KillAt(killed_at)]).history["targets"]
         except Killed:
             job_backup._backups._files[0].wait()
             return None
@@ -154,3 +163,8 @@ def test_where_an_epoch_goes_on_is_a_sentence(before, now, done, after, words):
     if after is not None:
         number, sentence = before.converted(done, now)
         assert number == after and words in sentence
+
+
+def test_an_epoch_whose_order_follows_from_a_seed_of_a_callback_goes_on_in_that_order(train):
+    assert train({"x": Pieces(4)}, killed_at=6, callbacks=[Seeds()]) is None
+    assert train({"x": Pieces(4)}, callbacks=[Seeds()]) == [Y.sum()] * 3
