@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdist.strategies.checkpoint import data_position, job_backup
 from tfdist.strategies.checkpoint.batches import Batches
 from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
+from tfdist.strategies.private_api import TFEpochIterator
 
 pytestmark = pytest.mark.slow
 
@@ -168,3 +169,9 @@ def test_where_an_epoch_goes_on_is_a_sentence(before, now, done, after, words):
 def test_an_epoch_whose_order_follows_from_a_seed_of_a_callback_goes_on_in_that_order(train):
     assert train({"x": Pieces(4)}, killed_at=6, callbacks=[Seeds()]) is None
     assert train({"x": Pieces(4)}, callbacks=[Seeds()]) == [Y.sum()] * 3
+
+
+def test_of_batches_that_begin_with_a_scalar_the_number_is_known():
+    scalars, batches = tf.data.Dataset.range(3), tf.data.Dataset.range(6).batch(2)
+    iterator = TFEpochIterator(tf.distribute.get_strategy(), x=tf.data.Dataset.zip({"a": scalars, "b": batches}))
+    assert Batches.of(iterator) == Batches(None, 3)
