@@ -12,6 +12,7 @@ import dataclasses
 import inspect
 import logging
 import random
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -124,16 +125,24 @@ def current() -> DataPosition | None:
 
 
 def random_state() -> Any:
-    """Returns the states of `random` and `numpy.random`, by which Keras' `PyDataset` and generators shuffle, for JSON."""
+    """Returns the states by which Keras' `PyDataset`, generators and PyTorch's `DataLoader` shuffle, for JSON.
+
+    They are those of `random`, `numpy.random` and, if the program has imported it, PyTorch.
+    """
     kind, keys, *rest = np.random.get_state(legacy=True)
-    return [random.getstate(), [kind, np.asarray(keys).tolist(), *rest]]
+    state = [random.getstate(), [kind, np.asarray(keys).tolist(), *rest]]
+    torch: Any = sys.modules.get("torch")
+    return [*state, torch.get_rng_state().tolist()] if hasattr(torch, "get_rng_state") else state
 
 
 def set_random_state(state: Any) -> None:
     """Sets what `random_state` returned."""
-    (version, words, gauss_next), (kind, keys, *rest) = state
+    (version, words, gauss_next), (kind, keys, *rest), *of_torch = state
     random.setstate((version, tuple(words), gauss_next))
     np.random.set_state((kind, np.array(keys, np.uint32), *rest))
+    torch: Any = sys.modules.get("torch")
+    if of_torch and hasattr(torch, "set_rng_state"):
+        torch.set_rng_state(torch.from_numpy(np.array(of_torch[0], np.uint8)))
 
 
 # Replacements. The first parameter is the function that they replace.

@@ -5,6 +5,8 @@ The processes run here one after the other, with an exception in place of the ki
 """
 
 import random
+import sys
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -59,6 +61,35 @@ class Pieces(keras.utils.PyDataset):
     def __getitem__(self, index):
         rows = slice(index * self.size, (index + 1) * self.size)
         return X[rows], Y[rows]
+
+
+class Tensor(np.ndarray):
+    def cpu(self):
+        return self
+
+
+class DataLoader:
+    """Shuffles as that of PyTorch does, by a state of its own, which a new process begins anew."""
+
+    batch_size, dataset = 4, X
+
+    def __init__(self):
+        self.state = np.array([7], np.uint8)
+        data = SimpleNamespace(DataLoader=DataLoader)
+        self.torch = SimpleNamespace(utils=SimpleNamespace(data=data), from_numpy=np.asarray)
+        self.torch.get_rng_state, self.torch.set_rng_state = self.state.copy, lambda state: np.copyto(self.state, state)
+
+    def __len__(self):
+        return 12
+
+    def __iter__(self):
+        order = np.random.default_rng(self.state).permutation(48)
+        self.state += 1
+        for rows in order.reshape(12, 4):
+            yield X[rows].view(Tensor), Y[rows].view(Tensor)
+
+
+DataLoader.__module__ = "torch.utils.data"
 
 
 class Targets(keras.metrics.Sum):
@@ -175,3 +206,10 @@ def test_of_batches_that_begin_with_a_scalar_the_number_is_known():
     scalars, batches = tf.data.Dataset.range(3), tf.data.Dataset.range(6).batch(2)
     iterator = TFEpochIterator(tf.distribute.get_strategy(), x=tf.data.Dataset.zip({"a": scalars, "b": batches}))
     assert Batches.of(iterator) == Batches(None, 3)
+
+
+def test_a_data_loader_of_pytorch_goes_on_in_its_order(train, monkeypatch):
+    for killed_at, expected in ((6, None), (None, [Y.sum()] * 3)):
+        loader = DataLoader()
+        monkeypatch.setitem(sys.modules, "torch", loader.torch)
+        assert train({"x": loader}, killed_at=killed_at) == expected
