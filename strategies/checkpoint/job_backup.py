@@ -33,7 +33,7 @@ from tfdist.strategies.runtime import preemption
 from tfdist.strategies.runtime.lost_task_error import says_lost_task
 from tfdist.strategies.runtime.program_end import at_program_end
 
-_NAME = re.compile(r"model-(\d+)\.(earlier\.)?weights\.h5$")
+_NAME = re.compile(r"model-(\d+)\.(earlier\.|fit-\d+\.)?weights\.h5$")
 
 _log = logging.getLogger("tfdist")
 _backups: "_Backups | None" = None
@@ -166,7 +166,8 @@ class _Backups:
         return os.path.join(self._folder, f"model-{number}")
 
     def _paths(self) -> list[str]:
-        return glob.glob(os.path.join(glob.escape(self._folder), "model-*.weights.h5"))
+        found = glob.glob(os.path.join(glob.escape(self._folder), "model-*.weights.h5"))
+        return [path for path in found if _NAME.match(os.path.basename(path))]  # The others are the program's own.
 
     def has_restored_metrics(self, model: Any) -> bool:
         """Returns whether the metrics of a model hold those of the epoch under way, from a backup within it."""

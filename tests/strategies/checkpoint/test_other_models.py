@@ -14,7 +14,7 @@ import tensorflow as tf
 from backup_processes import KillAt
 
 from tfdist.errors import ClusterError
-from tfdist.strategies.checkpoint import generations
+from tfdist.strategies.checkpoint import generations, job_backup
 
 pytestmark = pytest.mark.slow
 
@@ -177,3 +177,12 @@ def test_a_backup_of_another_version_is_refused(process, tmp_path):
         file["tfdist_progress"] = json.dumps(values)
     with pytest.raises(ValueError, match="written by another version of tfdist"):
         process(trained(dense(1), ADAM))
+
+
+def test_other_files_of_the_program_in_the_folder_stay(tmp_path):
+    backups = job_backup._Backups(tf.distribute.get_strategy(), str(tmp_path), None)
+    own = {"model-best.weights.h5", "model-1.best.weights.h5", "model-2.weights.h5.old"}
+    for name in (*own, "model-1.weights.h5", "model-1.earlier.weights.h5", "model-1.fit-12.weights.h5"):
+        (tmp_path / name).touch()
+    backups.end(failed=False)
+    assert {path.name for path in tmp_path.iterdir()} == own
