@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfdist.strategies.inputs.source import BatchIterator
 from tfdist.strategies.inputs.worker_input import WorkerInput
 from tfdist.strategies.private_api import global_seed, patches
-from tfdist.strategies.private_api.pipelines import has_memory_cache
+from tfdist.strategies.private_api.pipelines import has_memory_cache, has_no_order
 
 _log = logging.getLogger("tfdist")
 _positions: "list[DataPosition]" = []
@@ -274,7 +274,13 @@ def _warn_of_order(iterator: Any) -> None:
         )
         return
     adapter = iterator.data_adapter
-    if global_seed() is None and getattr(adapter, "_shuffle", type(adapter).__name__ == "TFDatasetAdapter"):
+    dataset = getattr(adapter, "_dataset", None)
+    if isinstance(dataset, tf.data.Dataset) and has_no_order(dataset):
+        _log.warning(
+            "the training continues in the middle of an epoch, and its data have no fixed order (deterministic=False): "
+            "examples of this epoch may count twice, and others not at all"
+        )
+    elif global_seed() is None and getattr(adapter, "_shuffle", type(adapter).__name__ == "TFDatasetAdapter"):
         _log.warning(
             "the training continues in the middle of an epoch, and the program sets no seed: unless the data have a fixed "
             "order, examples of this epoch may count twice, and others not at all; call keras.utils.set_random_seed"

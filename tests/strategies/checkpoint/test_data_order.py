@@ -34,6 +34,12 @@ def of_two_lengths():
     return tf.data.Dataset.range(12).shuffle(12).map(lambda n: tf.fill([n % 2 + 1], n)).padded_batch(2, [None])
 
 
+def out_of_order():
+    options = tf.data.Options()
+    options.deterministic = False
+    return options
+
+
 DATA = {
     "read ahead": Numbers,
     "of two lengths": of_two_lengths,
@@ -95,3 +101,17 @@ def test_an_epoch_continues_with_the_batches_that_are_left(position, source, kin
 def test_a_call_that_is_passed_over_leaves_its_data_as_it_would_have(position, kind):
     whole = first_epochs(position, FedDataset, kind)
     assert next(epochs(position, FedDataset, made(kind), lambda: position.pass_over(3))) == whole[3]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        lambda data: data.map(tf.identity, num_parallel_calls=2, deterministic=False).batch(2),
+        lambda data: data.batch(2).with_options(out_of_order()),
+    ],
+    ids=["step", "options"],
+)
+def test_of_data_without_an_order_a_warning_says_so(position, caplog, data):
+    keras.utils.set_random_seed(7)
+    resumed = epochs(position, FedDataset, data(tf.data.Dataset.range(12)), lambda: position.resume(Resumption(0, 2)))
+    assert len(next(resumed)) == 4 and "its data have no fixed order (deterministic=False)" in caplog.text
