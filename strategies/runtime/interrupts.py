@@ -51,6 +51,9 @@ def install() -> None:
     patches.FIT.patch(_call)
     patches.EVALUATE.patch(_call)
     patches.PREDICT.patch(_call)
+    patches.TRAIN_ON_BATCH.patch(_call)
+    patches.TEST_ON_BATCH.patch(_call)
+    patches.PREDICT_ON_BATCH.patch(_call)
     patches.SYMBOLIC_BUILD.patch(_build)
 
 

@@ -298,10 +298,12 @@ def test_a_program_keeps_its_own_handler():
 def test_a_cell_of_a_notebook_gets_the_handler_back_in_the_calls_of_keras():
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
     try:
         interrupts.install()
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # As ipykernel does before each cell.
-        model.predict(np.ones((1, 1)), verbose=0)
-        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        for call in (model.predict, model.predict_on_batch, model.test_on_batch, model.train_on_batch):
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # As ipykernel does before each cell.
+            call(*[np.ones((1, 1))] * (2 if call in (model.test_on_batch, model.train_on_batch) else 1))
+            assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, previous)
