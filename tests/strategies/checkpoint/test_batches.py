@@ -130,7 +130,7 @@ def train(tmp_path, monkeypatch):
             return None
 
     yield run
-    job_backup._backups._batches, job_backup._backups._strategy = None, None  # No later test of this process has backups.
+    job_backup._backups.strategies.clear()  # No later test of this process has backups.
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def program(tmp_path, monkeypatch):
         }
 
     yield run
-    job_backup._backups._batches, job_backup._backups._strategy = None, None  # No later test of this process has backups.
+    job_backup._backups.strategies.clear()  # No later test of this process has backups.
 
 
 @pytest.mark.cluster

@@ -186,3 +186,23 @@ def test_other_files_of_the_program_in_the_folder_stay(tmp_path):
         (tmp_path / name).touch()
     backups.end(failed=False)
     assert {path.name for path in tmp_path.iterdir()} == own
+
+
+def of_two_strategies(killed_at):
+    model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(1)], name="first")
+    model.compile("sgd", "mse")
+    model.fit(X, Y, epochs=2, verbose=0)
+    other = tf.distribute.OneDeviceStrategy("/cpu:0")  # As `tfdist.strategy()`, called again, returns another `mirrored`.
+    job_backup.install(other)
+    with other.scope():
+        second = keras.Sequential([keras.layers.Dense(1)], name="second")
+        second.compile("sgd", "mse")
+    begun = []
+    note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch))
+    second.fit(X, Y, epochs=4, verbose=0, callbacks=[note, KillAt(killed_at)])
+    return begun
+
+
+def test_models_of_each_strategy_of_a_program_have_backups(process):
+    assert process(lambda: of_two_strategies(2)) is None
+    assert process(lambda: of_two_strategies(9)) == [2, 3]
