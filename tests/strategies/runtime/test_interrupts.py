@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 
 import keras
 import numpy as np
@@ -116,6 +117,20 @@ def test_an_operation_whose_attributes_are_being_read_ends_before_the_interrupt(
 def test_an_interrupt_in_a_finalizer_is_not_lost(of_tensorflow):
     with pytest.raises(KeyboardInterrupt):
         of_tensorflow["delete"]()
+        pytest.fail("the interrupt is late")
+
+
+def test_an_interrupt_in_the_callback_of_a_weak_reference_is_not_lost(of_tensorflow):
+    class Thing:
+        pass
+
+    def drop():
+        thing = Thing()
+        weakref.finalize(thing, os.kill, os.getpid(), signal.SIGINT)
+        del thing
+
+    with pytest.raises(KeyboardInterrupt):
+        drop()
         pytest.fail("the interrupt is late")
 
 
