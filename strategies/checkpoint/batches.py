@@ -28,11 +28,11 @@ class Batches:
     @classmethod
     def of(cls, iterator: Any) -> "Batches":
         """Returns the batches of an iterator of Keras, without reading them."""
-        adapter = iterator.data_adapter
-        size = adapter.batch_size
+        adapter, size = iterator.data_adapter, None
         dataset = getattr(adapter, "_dataset", None)
-        if size is None and isinstance(dataset, tf.data.Dataset):
-            with contextlib.suppress(tf.errors.OpError, IndexError):  # It has tensors that are no batches.
+        with contextlib.suppress(tf.errors.OpError, IndexError, AttributeError):  # They begin with a scalar, or None.
+            size = adapter.batch_size
+            if size is None and isinstance(dataset, tf.data.Dataset):
                 size = int(compute_batch_size(dataset))
         count = iterator.steps_per_epoch or adapter.num_batches
         return cls(size if size is not None and size > 0 else None, None if count is None else int(count))

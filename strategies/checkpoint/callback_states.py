@@ -23,6 +23,8 @@ _ATTRIBUTES: dict[type, tuple[str, ...]] = {
     keras.callbacks.History: ("epoch", "history"),
     keras.callbacks.CSVLogger: (),
 }
+if hasattr(keras.callbacks, "OrbaxCheckpoint"):  # Older versions of Keras have none.
+    _ATTRIBUTES[keras.callbacks.OrbaxCheckpoint] = (*_ATTRIBUTES[keras.callbacks.ModelCheckpoint][:3], "_total_batches_seen")
 _SIZE = "file_size"
 """What a CSVLogger has in place of attributes: how many bytes its file had."""
 

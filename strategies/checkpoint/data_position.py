@@ -7,10 +7,12 @@ Keras iterates once for all epochs (`steps_per_epoch`) have to be read from thei
 iterator for each validation, which are made again too: `validation_steps` may take only a part of a shuffled dataset.
 """
 
+import contextlib
 import dataclasses
 import inspect
 import logging
 import random
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +22,7 @@ import tensorflow as tf
 from tfdist.strategies.inputs.source import BatchIterator
 from tfdist.strategies.inputs.worker_input import WorkerInput
 from tfdist.strategies.private_api import global_seed, patches
+from tfdist.strategies.private_api.pipelines import has_memory_cache, has_no_order
 
 _log = logging.getLogger("tfdist")
 _positions: "list[DataPosition]" = []
@@ -34,13 +37,13 @@ class Resumption:
         epochs: how many epochs of this call of `fit` are done.
         batches: how many batches of the next epoch are done.
         batches_per_epoch: what Keras knows about the length of an epoch after the first; None for nothing.
-        random_state: what `random_state` returned at the beginning of that epoch.
+        keeps_random_state: whether the next epoch has the random numbers of now, whatever those that are done draw once more.
     """
 
     epochs: int
     batches: int
     batches_per_epoch: int | None = None
-    random_state: Any = None
+    keeps_random_state: bool = False
 
 
 class DataPosition:
@@ -87,10 +90,12 @@ class DataPosition:
             )
             return
         is_tf_data = type(self.iterator.data_adapter).__name__ == "TFDatasetAdapter"
-        # An endless dataset may shuffle each repetition, and how many of these the call began decides what the next one gets.
-        again = _repeat_epoch if is_tf_data else _make_iterators
-        for _ in range(epochs):
-            again(patches.ENUMERATE_EPOCH.original, self.iterator)
+        for number in range(epochs):
+            # An endless dataset may shuffle each repetition, and how many of these the call began decides what the next gets.
+            if is_tf_data:
+                _repeat_epoch(patches.ENUMERATE_EPOCH.original, self.iterator, is_first=not number)
+            else:
+                _make_iterators(patches.ENUMERATE_EPOCH.original, self.iterator)
 
     def take_resumption(self, iterator: Any) -> Resumption | None:
         """Returns where the epoch continues that begins with an iterator of Keras; None for its beginning."""
@@ -120,16 +125,24 @@ def current() -> DataPosition | None:
 
 
 def random_state() -> Any:
-    """Returns the states of `random` and `numpy.random`, by which Keras' `PyDataset` and generators shuffle, for JSON."""
+    """Returns the states by which Keras' `PyDataset`, generators and PyTorch's `DataLoader` shuffle, for JSON.
+
+    They are those of `random`, `numpy.random` and, if the program has imported it, PyTorch.
+    """
     kind, keys, *rest = np.random.get_state(legacy=True)
-    return [random.getstate(), [kind, np.asarray(keys).tolist(), *rest]]
+    state = [random.getstate(), [kind, np.asarray(keys).tolist(), *rest]]
+    torch: Any = sys.modules.get("torch")
+    return [*state, torch.get_rng_state().tolist()] if hasattr(torch, "get_rng_state") else state
 
 
 def set_random_state(state: Any) -> None:
     """Sets what `random_state` returned."""
-    (version, words, gauss_next), (kind, keys, *rest) = state
+    (version, words, gauss_next), (kind, keys, *rest), *of_torch = state
     random.setstate((version, tuple(words), gauss_next))
     np.random.set_state((kind, np.array(keys, np.uint32), *rest))
+    torch: Any = sys.modules.get("torch")
+    if of_torch and hasattr(torch, "set_rng_state"):
+        torch.set_rng_state(torch.from_numpy(np.array(of_torch[0], np.uint8)))
 
 
 # Replacements. The first parameter is the function that they replace.
@@ -164,12 +177,13 @@ def _enumerate(original: Callable[..., Any], iterator: Any) -> Iterator[Any]:
     if resumption is None:
         yield from original(iterator)
         return
-    for _ in range(resumption.epochs):
-        _repeat_epoch(original, iterator)
+    state = random_state() if resumption.keeps_random_state else None
+    for number in range(resumption.epochs):
+        _repeat_epoch(original, iterator, is_first=not number)
     if resumption.epochs and iterator._num_batches is None:
         iterator._num_batches = resumption.batches_per_epoch
-    if resumption.random_state is not None:
-        set_random_state(resumption.random_state)
+    if state is not None:
+        set_random_state(state)
     if resumption.batches:
         _warn_of_order(iterator)
     left = resumption.batches
@@ -182,13 +196,19 @@ def _enumerate(original: Callable[..., Any], iterator: Any) -> Iterator[Any]:
         yield begin, end, batches
 
 
-def _repeat_epoch(original: Callable[..., Any], iterator: Any) -> None:
-    """Makes the iterators that an epoch makes, and reads what the next epoch does not see again."""
-    if iterator.steps_per_epoch:
-        for _, _, batches in original(iterator):
-            _drop(batches, iterator.steps_per_execution)
-    else:
+def _repeat_epoch(original: Callable[..., Any], iterator: Any, is_first: bool = False) -> None:
+    """Makes the iterators that an epoch makes, and reads what the next epoch does not see again.
+
+    The first epoch of a call is also read if it fills a cache: all epochs have the order, and the random numbers, of that one.
+    """
+    dataset = getattr(iterator.data_adapter, "_dataset", None)
+    fills_cache = is_first and isinstance(dataset, tf.data.Dataset) and has_memory_cache(dataset)
+    if not iterator.steps_per_epoch and not fills_cache:
         _make_iterators(original, iterator)
+        return
+    for _, _, batches in original(iterator):
+        if not _drop(batches, iterator.steps_per_execution) and not iterator.steps_per_epoch:
+            return
 
 
 def _repeat_validation(original: Callable[..., Any], iterator: Any) -> None:
@@ -207,27 +227,42 @@ def _make_iterators(original: Callable[..., Any], iterator: Any) -> None:
     if kind == "ArrayDataAdapter":
         return  # Each of its iterators has the same order, or without a seed any order.
     if kind == "TFDatasetAdapter" and isinstance(dataset := adapter.get_tf_dataset(), tf.data.Dataset):
-        # A shuffled dataset counts its own iterators. Those of the whole pipeline take several times as long.
-        iterator._get_iterator = lambda: dataset
+        # A shuffled dataset counts its own iterators. Those of the whole pipeline take several times as long. The first epoch
+        # had the one that the model was built with, so the next epoch must not get it.
+        source = iterator._distributed_dataset
+        iterator._get_iterator = lambda: source if getattr(source, "has_unused", False) else dataset
     try:
-        if iterator.num_batches is not None:
-            for _ in original(iterator):
-                pass
-        else:  # Keras finds out about the end by reading.
-            adapter.on_epoch_begin()
-            iter(iterator._get_iterator())
-            adapter.on_epoch_end()
+        with _without_workers(adapter):
+            if iterator.num_batches is not None:
+                for _ in original(iterator):
+                    pass
+            else:  # Keras finds out about the end by reading.
+                adapter.on_epoch_begin()
+                iter(iterator._get_iterator())
+                adapter.on_epoch_end()
     finally:
         vars(iterator).pop("_get_iterator", None)
 
 
-def _drop(batches: Any, count: int) -> None:
+@contextlib.contextmanager
+def _without_workers(adapter: Any) -> Iterator[None]:
+    """Lets no worker of a `PyDataset` read in an epoch of which nobody takes a batch: the next one would get what it has."""
+    if (workers := getattr(adapter, "enqueuer", None)) is None:
+        yield
+        return
+    adapter.enqueuer = None
+    try:
+        yield
+    finally:
+        adapter.enqueuer = workers
+
+
+def _drop(batches: Any, count: int) -> bool:
+    """Reads and drops batches. Returns whether there was any."""
     if isinstance(batches, BatchIterator):
         batches.begin_epoch_if_over()  # Else it has none left after an epoch of `steps_per_epoch`.
-        batches.take(count)
-        return
-    for _ in range(count):
-        next(batches, None)
+        return bool(batches.take(count))
+    return sum(next(batches, None) is not None for _ in range(count)) > 0
 
 
 def _warn_of_order(iterator: Any) -> None:
@@ -239,7 +274,13 @@ def _warn_of_order(iterator: Any) -> None:
         )
         return
     adapter = iterator.data_adapter
-    if global_seed() is None and getattr(adapter, "_shuffle", type(adapter).__name__ == "TFDatasetAdapter"):
+    dataset = getattr(adapter, "_dataset", None)
+    if isinstance(dataset, tf.data.Dataset) and has_no_order(dataset):
+        _log.warning(
+            "the training continues in the middle of an epoch, and its data have no fixed order (deterministic=False): "
+            "examples of this epoch may count twice, and others not at all"
+        )
+    elif global_seed() is None and getattr(adapter, "_shuffle", type(adapter).__name__ == "TFDatasetAdapter"):
         _log.warning(
             "the training continues in the middle of an epoch, and the program sets no seed: unless the data have a fixed "
             "order, examples of this epoch may count twice, and others not at all; call keras.utils.set_random_seed"

@@ -45,8 +45,8 @@ def damage(path: str) -> str | None:
 
 def keep(path: str, earlier: str) -> None:
     """Makes `earlier` the same file as `path`, if that exists. It appears complete, and `path` stays."""
-    if not os.path.exists(path):
-        return
+    if not os.path.exists(path) or (os.path.exists(earlier) and os.path.samefile(path, earlier)):
+        return  # Of two links to one file a rename removes neither.
     partial = f"{earlier}.part"
     if os.path.lexists(partial):
         os.remove(partial)

@@ -33,7 +33,7 @@ from tfdist.strategies.runtime import preemption
 from tfdist.strategies.runtime.lost_task_error import says_lost_task
 from tfdist.strategies.runtime.program_end import at_program_end
 
-_NAME = re.compile(r"model-(\d+)\.(earlier\.)?weights\.h5$")
+_NAME = re.compile(r"model-(\d+)\.(earlier\.|fit-\d+\.)?weights\.h5$")
 
 _log = logging.getLogger("tfdist")
 _backups: "_Backups | None" = None
@@ -42,16 +42,20 @@ _backups: "_Backups | None" = None
 def install(strategy: tf.distribute.Strategy) -> None:
     """Makes `fit` of every model of `strategy` keep a backup, if the environment names a folder.
 
+    A program in one process may ask for its strategy several times, and get another one each time.
+
     Raises:
         ValueError: if the frequency is neither `epoch` nor a number of batches above 0.
         ClusterError: if another program that runs now keeps its backup there.
     """
     folder, frequency = os.environ.pop(FOLDER, None), os.environ.pop(FREQUENCY, None) or "epoch"
+    global _backups
     if not folder:
+        if _backups is not None and _backups.strategies:
+            _backups.strategies.append(strategy)
         return
     if frequency != "epoch" and not (frequency.isdecimal() and int(frequency) > 0):
         raise ValueError(f"{FREQUENCY} is {frequency!r}; it has to be epoch or a number of batches above 0")
-    global _backups
     folder = os.path.abspath(folder)
     if is_chief():
         folder_lock.lock(folder)
@@ -65,10 +69,14 @@ def install(strategy: tf.distribute.Strategy) -> None:
 
 
 class _Backups:
-    """The backups of all models of a program. The first model that trains has the first file, and so on."""
+    """The backups of all models of a program. The first model that trains has the first file, and so on.
+
+    Attributes:
+        strategies: those whose models have backups.
+    """
 
     def __init__(self, strategy: tf.distribute.Strategy, folder: str, batches: int | None) -> None:
-        self._strategy = strategy
+        self.strategies = [strategy]
         self._folder = folder
         self._batches = batches
         self._of_model: weakref.WeakKeyDictionary[Any, ModelBackup] = weakref.WeakKeyDictionary()
@@ -84,7 +92,7 @@ class _Backups:
         callbacks = bound.arguments.get("callbacks")
         given = listed(callbacks)
         has_own = any(isinstance(each, keras.callbacks.BackupAndRestore) for each in given)
-        if self._is_in_fit or has_own or model.distribute_strategy is not self._strategy:
+        if self._is_in_fit or has_own or all(each is not model.distribute_strategy for each in self.strategies):
             return original(model, *args, **kwargs)
         bound.apply_defaults()
         start = fit_start.of(model, bound.arguments, is_whole=is_chief())
@@ -121,10 +129,10 @@ class _Backups:
     def _backup_of(self, model: Any, start: FitStart) -> ModelBackup:
         """Returns the backup of a model whose first call of `fit` in this process begins."""
         chosen = list(self._choose(model, start, self._models + 1)) if is_chief() else [0, 0, 0]
-        if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            chosen = Broadcast(self._strategy).send_numbers(chosen)
+        if isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            chosen = Broadcast(model.distribute_strategy).send_numbers(chosen)
         self._models, skipped, is_continued = chosen
-        self._files.append(BackupFile(self._strategy, self._base(self._models)))
+        self._files.append(BackupFile(model.distribute_strategy, self._base(self._models)))
         return ModelBackup(self._files[-1], self._batches, skipped, bool(is_continued))
 
     def _choose(self, model: Any, start: FitStart, number: int) -> tuple[int, int, bool]:
@@ -137,7 +145,7 @@ class _Backups:
         """
         if self._found is None:
             numbers = {int(match[1]) for path in self._paths() if (match := _NAME.search(path))}
-            each = {number: BackupFile(self._strategy, self._base(number)).progress() for number in sorted(numbers)}
+            each = {number: BackupFile(model.distribute_strategy, self._base(number)).progress() for number in sorted(numbers)}
             self._found = {number: progress for number, progress in each.items() if progress is not None}
         found = {each: progress for each, progress in self._found.items() if each >= number}
         counted = (number, 0)
@@ -166,7 +174,8 @@ class _Backups:
         return os.path.join(self._folder, f"model-{number}")
 
     def _paths(self) -> list[str]:
-        return glob.glob(os.path.join(glob.escape(self._folder), "model-*.weights.h5"))
+        found = glob.glob(os.path.join(glob.escape(self._folder), "model-*.weights.h5"))
+        return [path for path in found if _NAME.match(os.path.basename(path))]  # The others are the program's own.
 
     def has_restored_metrics(self, model: Any) -> bool:
         """Returns whether the metrics of a model hold those of the epoch under way, from a backup within it."""
@@ -204,12 +213,12 @@ class _Backups:
         """Returns why a program that has finished leaves its files, as the end of a sentence; "" if it does not."""
         if not self._files:
             bases = {_NAME.sub(r"model-\1", path) for path in self._paths()}
-            found = [progress for base in bases if (progress := BackupFile(self._strategy, base).progress()) is not None]
+            found = [progress for base in bases if (progress := BackupFile(self.strategies[0], base).progress()) is not None]
             is_interrupted = any(not progress.finished for progress in found)
             return "it is of a fit that was interrupted, and this program has not called fit" if is_interrupted else ""
         if self._unfinished:
             return next(iter(self._unfinished.values()))
-        calls = getattr(self._strategy, "calls", None)
+        calls = next((each.calls for each in self.strategies if hasattr(each, "calls")), None)
         if calls is None:
             return ""
         save_order.end()

@@ -130,7 +130,7 @@ class ModelBackup:
             if found.batch:
                 _log.warning("fit %d of %s: %s", found.fit, model.name, sentence)
         self._saved_batches = batch
-        _position().resume(Resumption(epochs, batch, per_epoch, found.random_state))
+        _position().resume(Resumption(epochs, batch, per_epoch, keeps_random_state=found.random_state is not None))
 
     def _pass_over(self, model: Any, found: Progress) -> None:
         """Leaves no epoch to a call that an earlier process has finished, and gives the model what it had at the end.
@@ -173,14 +173,15 @@ class ModelBackup:
         """Sets what callbacks and metrics had, after Keras has reset them."""
         self._callbacks = callbacks
         self.has_restored_metrics = False
-        position = _position()
-        position.random_state = data_position.random_state()
-        if self._restored is None:
+        restored, self._restored = self._restored, None
+        if restored is not None and (state := restored[0].random_state) is not None:
+            data_position.set_random_state(state)  # Now: callbacks may draw, or set a seed, before the data of the epoch do.
+        _position().random_state = data_position.random_state()
+        if restored is None:
             return
-        (found, arrays), self._restored = self._restored, None
+        found, arrays = restored
         callback_states.restore(callbacks, found.callbacks, arrays.callbacks)
         if found.batch:
-            position.random_state = found.random_state
             self.has_restored_metrics = model_states.set_metrics(model, arrays.metrics)
             self._rates = model_states.learning_rates(model)
 

@@ -18,6 +18,7 @@ from tfdist.strategies.coordinator.calls import call_size
 from tfdist.strategies.coordinator.calls.execution import Execution
 from tfdist.strategies.coordinator.calls.executions import Executions
 from tfdist.strategies.coordinator.calls.group_function import runs_of_equal_shapes
+from tfdist.strategies.coordinator.hooks import INTERRUPTED_SECONDS
 from tfdist.strategies.coordinator.members.membership import Membership
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.hogwild.group_calls import GroupCalls, can_be_split
@@ -26,6 +27,7 @@ from tfdist.strategies.hogwild.timing.measured_delay import COLUMNS, updates_alo
 from tfdist.strategies.hogwild.timing.schedules import periods_per_call, steps_per_call
 from tfdist.strategies.inputs.worker_input import WorkerBatch
 from tfdist.strategies.keras_hooks.interface import Logs
+from tfdist.strategies.runtime import interrupts
 
 TURN_SECONDS = 10.0
 """If a step belongs to one group, the others leave it to that group for this long. After that any group may do it."""
@@ -95,6 +97,7 @@ class Steps:
 
     def reset(self) -> None:
         """See `coordinator.training_loop.Steps`. The steps go on from the chief's count."""
+        self._add_own()
         self._next_step = None
 
     def one_batch(self, batch: Any) -> Logs:
@@ -111,15 +114,22 @@ class Steps:
             self._any_group = self._membership.has_lost_alone() or remaining <= 0
             if self._any_group:
                 self._replicas.synchronize_groups()  # Another group goes on from what the first one has done.
-                execution = self._schedule([batch])
-                result = self._executions.result_of(execution)
-            else:
-                execution = self._schedule([batch], group=self._membership.alone)
-                result = self._executions.result_of(execution, remaining)
-            if result:
-                logs = self._add_one(execution)
+            execution = self._schedule([batch], owner=self, group=None if self._any_group else self._membership.alone)
+            try:
+                self._executions.result_of(execution, None if self._any_group else remaining)
+            except KeyboardInterrupt:
+                if self._executions.wait_for(self, INTERRUPTED_SECONDS):  # Else `reset` adds it.
+                    self._add_own()
+                raise
+            if (logs := self._add_own()) is not None:
                 self._collect_kept()
                 return logs
+
+    def _add_own(self) -> Logs | None:
+        """Adds the step of `one_batch`, if one has been made and not been added. Returns its logs."""
+        with interrupts.held():
+            execution = self._executions.wait_for_any(self)
+            return self._add_one(execution) if execution is not None and execution.result else None
 
     def _collect_kept(self) -> None:
         """Collects, once in a period, what a group keeps that trains alone: all of it would be lost with its worker."""

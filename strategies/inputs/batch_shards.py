@@ -174,7 +174,6 @@ class ShardedDataset(BatchSource):
             return layout.split(batch)
 
         self._split = prefetched(dataset.enumerate().map(tf.autograph.experimental.do_not_convert(split)))
-        self._unused: ShardedIterator | None = None
 
     def __iter__(self) -> "ShardedIterator":
         unused, self._unused = self._unused, None

@@ -137,16 +137,15 @@ class FedDataset(BatchSource):
         self.element_spec = dataset.element_spec
         self.is_empty = True
         self._dataset = dataset
-        self._unused_feed: InputFeed | None = None
 
     def __iter__(self) -> InputFeed:
-        feed, self._unused_feed = self._unused_feed or InputFeed(self._dataset, self), None
-        return feed
+        unused, self._unused = self._unused, None
+        return unused or InputFeed(self._dataset, self)
 
     def example(self) -> Any:
         """See `BatchSource`. If it is the first batch, it stays the first: a generator cannot start again."""
         spec = without_optionals(self.element_spec)
         if builds_models(spec):
             return spec
-        self._unused_feed = iter(self)
-        return next((without_optionals(batch.values) for batch in self._unused_feed.peek(1)), spec)
+        self._unused = iter(self)
+        return next((without_optionals(batch.values) for batch in self._unused.peek(1)), spec)

@@ -25,6 +25,12 @@ class BatchSource(abc.ABC):
     steps_per_epoch: int | None = None
     batches_per_epoch: int | None = None
     element_spec: Any
+    _unused: Any = None
+
+    @property
+    def has_unused(self) -> bool:
+        """Whether `example` has begun an iteration, with which the next one goes on."""
+        return self._unused is not None
 
     @abc.abstractmethod
     def __iter__(self) -> "BatchIterator":

@@ -45,12 +45,18 @@ _CALL_C = (_OWN, _KERAS)
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})  # May be inside it.
 
+_WEAK = tuple(f"{_STANDARD_LIBRARY}{name}.py" for name in ("weakref", "_weakrefset"))
+"""Code that weak references call back, in which Python drops an exception."""
+
 
 def install() -> None:
     """Keeps Ctrl-C out of TensorFlow's code in the calls of Keras, after all other hooks. Calling it again does nothing."""
     patches.FIT.patch(_call)
     patches.EVALUATE.patch(_call)
     patches.PREDICT.patch(_call)
+    patches.TRAIN_ON_BATCH.patch(_call)
+    patches.TEST_ON_BATCH.patch(_call)
+    patches.PREDICT_ON_BATCH.patch(_call)
     patches.SYMBOLIC_BUILD.patch(_build)
 
 
@@ -166,7 +172,8 @@ def _remind(since: float, seconds: float, handler: _Handler) -> None:
 def _is_cleaning_up(frame: FrameType | None) -> bool:
     """Returns whether code of tfdist is leaving a `with` or `try`, or a finalizer runs, in any frame."""
     while frame is not None:
-        if frame.f_code.co_name == "__del__" or (frame.f_code.co_filename.startswith(_OWN) and cleans_up(frame)):
+        path = frame.f_code.co_filename
+        if frame.f_code.co_name == "__del__" or path in _WEAK or (path.startswith(_OWN) and cleans_up(frame)):
             return True
         frame = frame.f_back
     return False

@@ -48,4 +48,4 @@ def run(monkeypatch, folder, program, *arguments, frequency="epoch"):
 
 def end():
     """Ends the backups: no later test of this process has any."""
-    job_backup._backups._batches, job_backup._backups._strategy = None, None
+    job_backup._backups.strategies.clear()

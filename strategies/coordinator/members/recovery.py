@@ -174,7 +174,7 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
             self._worker_up_cond.wait_for(lambda: device not in self._waiting)
 
     def _update(self) -> bool:
-        """Updates the cluster if a group that waits is complete. Returns whether none waits."""
+        """Updates the cluster if a group that waits is complete. Returns whether none waits, nor a ps."""
         if self.servers is not None and self.servers.is_due and not self._take_back_servers(self.servers):
             return False
         with self._worker_up_cond:
@@ -202,9 +202,10 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
         with self._worker_up_cond:
             self._waiting -= complete
             self._worker_up_cond.notify_all()  # Each time: a group may have been complete before its thread waited.
-            if not self._waiting and self._should_preemption_thread_run:
+            is_done = not self._waiting and not (self.servers is not None and self.servers.is_due)  # One may be lost by now.
+            if is_done and self._should_preemption_thread_run:
                 self._cluster_due_for_update_or_finish.clear()
-            return not self._waiting
+            return is_done
 
     def _take_back_servers(self, servers: ServerRecovery) -> bool:
         """Takes the ps into the cluster again and restores them, if all answer. Returns whether it did."""

@@ -115,10 +115,6 @@ class Collector:
         if len(block.shards) > 1 or projected is not values:
             block.publish()  # Groups of all server groups continue from, and evaluate, the same parameters.
 
-    def ask(self, block: ParameterBlock, groups: Sequence[int]) -> dict[int, Any]:
-        """Lets groups flush a block, all at the same time. Returns what they returned, by group, without those that failed."""
-        return self._answers(self._begin({block: groups}), block)
-
     def _begin(self, asked: Mapping[ParameterBlock, Sequence[int]]) -> "_Flushes":
         """Lets groups flush blocks, each of them one block after the other, and all groups at the same time."""
         size = sum(block.size * block.dtype.size * len(groups) for block, groups in asked.items())

@@ -239,6 +239,8 @@ class LocalReplicas:
 
     def _take_slots(self, block: ParameterBlock, owner: int, device: str) -> bool:
         """Gives a replica that was lost the slots, or counters, of another. Returns whether it has the slots that it needs."""
+        if block.kind is Kind.SEED:
+            slots_of_others.move_seeds(block.variables, device, len(self.owners) * self._membership.replica(owner))
         counters = block.variables if block.kind is Kind.COUNTER else ()
         if not (slots := counters or slots_of_others.slots_in(block.variables, Kind.OWN)):
             return True

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind, LocalVariable
+from tfdist.strategies.hogwild.synchronization.push_pull import SEED_STRIDE
 from tfdist.strategies.runtime import chief_device
 
 _log = logging.getLogger("tfdist")
@@ -45,6 +46,20 @@ def take(slots: Sequence[LocalVariable], device: str, others: Iterable[str]) -> 
             variable.replica.assign(value, variable.place(device))
         return True
     return False
+
+
+def move_seeds(seeds: Iterable[LocalVariable], device: str, groups: int) -> None:
+    """Gives a group, which has just pulled the seeds that it began with, those of a further group: it has drawn with its own.
+
+    Args:
+        seeds: the states of generators.
+        device: the leader of the group.
+        groups: how many groups have drawn before, those that were lost with their workers among them.
+    """
+    for variable in seeds:
+        place = variable.place(device)
+        value = variable.replica.read(place)
+        variable.replica.assign(value + tf.cast(groups * SEED_STRIDE % 2**31, value.dtype), place)
 
 
 def clear(block: ParameterBlock) -> None:

@@ -18,7 +18,7 @@ from tfdist.strategies.coordinator.sync_on_read_variable import HandleSpec
 from tfdist.strategies.hogwild.synchronization.by_reference import ByReference
 from tfdist.strategies.private_api import is_saving, outermost_graph, register_tensor_conversion, variable_accessed
 from tfdist.strategies.private_api.overrides import overrides
-from tfdist.strategies.runtime import chief_device
+from tfdist.strategies.runtime import chief_device, interrupts
 from tfdist.strategies.variable_base import ON_HANDLE, VariableBase
 
 
@@ -255,8 +255,9 @@ class LocalVariable(VariableBase):
     def _counted(self) -> Any:
         # Added only when the value is read: after each call of a group it would be a twelfth of the chief's work for the call.
         if self._uncounted:
-            self._on_chief.assign_add(self._uncounted)
-            self._uncounted = 0
+            with interrupts.held():  # Ctrl-C comes when TensorFlow has returned: they would be added twice.
+                self._on_chief.assign_add(self._uncounted)
+                self._uncounted = 0
         return self._on_chief
 
     def numpy(self) -> Any:

@@ -200,6 +200,8 @@ class DelayedNesterov(OuterOptimizer):
             "sum": tf.where(is_last, tf.zeros_like(total), total),
             "count": tf.where(is_last, 0, count),
         }
+        is_outer = beta > 0  # Else it leaves the state to the pushes that have momentum, as that of a group that trains alone.
+        new_state = {name: tf.where(is_outer, new, state[name]) for name, new in new_state.items()}
         return Update(rate * (from_momentum + progress), new_state)
 
 
@@ -268,13 +270,25 @@ class Nesterov(OuterOptimizer):
         return Update(None, state, round=tf.stack([round_.complete, tf.cast(ends, tf.int64)]))
 
     def end_round(self, parameters: Any, state: dict[str, Any], control: Control) -> None:
-        """See `OuterOptimizer.end_round`. The same as `rounds.nesterov`."""
+        """See `OuterOptimizer.end_round`. The same as `rounds.nesterov`.
+
+        A round without momentum, as that of a group that trains alone, leaves the momentum to the rounds that have one.
+        """
         total = state["sum"].read()
         rate, beta = tf.cast(control.rate, total.dtype), tf.cast(control.momentum, total.dtype)
-        # m = beta * m + A; C -= -rate * (A + beta * m)
         variables = {"var": parameters.handle(), "accum": state["momentum"].handle()}
-        tf.raw_ops.ResourceApplyMomentum(**variables, lr=-rate, grad=total, momentum=beta, use_nesterov=True)
-        state["sum"].assign(tf.zeros_like(total))
+
+        def step() -> bool:
+            # m = beta * m + A; C -= -rate * (A + beta * m)
+            tf.raw_ops.ResourceApplyMomentum(**variables, lr=-rate, grad=total, momentum=beta, use_nesterov=True)
+            return True
+
+        def add() -> bool:
+            parameters.add(rate, total)
+            return False
+
+        with tf.control_dependencies([tf.cond(beta > 0, step, add)]):
+            state["sum"].assign(tf.zeros_like(total))
 
     def baseline(self, parameters: Any, baseline: Any, pushed: Any, round_: Any, last_round: Any) -> Any:
         """See `OuterOptimizer.baseline`."""

@@ -4,6 +4,10 @@ size of its batches.
 The processes run here one after the other, with an exception in place of the kill.
 """
 
+import random
+import sys
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -12,6 +16,7 @@ import tensorflow as tf
 from tfdist.strategies.checkpoint import data_position, job_backup
 from tfdist.strategies.checkpoint.batches import Batches
 from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
+from tfdist.strategies.private_api import TFEpochIterator
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +43,13 @@ class KillAt(keras.callbacks.Callback):
             raise Killed
 
 
+class Seeds(keras.callbacks.Callback):
+    """Sets a seed for each epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        random.seed(epoch)
+
+
 class Pieces(keras.utils.PyDataset):
     def __init__(self, size):
         super().__init__()
@@ -49,6 +61,35 @@ class Pieces(keras.utils.PyDataset):
     def __getitem__(self, index):
         rows = slice(index * self.size, (index + 1) * self.size)
         return X[rows], Y[rows]
+
+
+class Tensor(np.ndarray):
+    def cpu(self):
+        return self
+
+
+class DataLoader:
+    """Shuffles as that of PyTorch does, by a state of its own, which a new process begins anew."""
+
+    batch_size, dataset = 4, X
+
+    def __init__(self):
+        self.state = np.array([7], np.uint8)
+        data = SimpleNamespace(DataLoader=DataLoader)
+        self.torch = SimpleNamespace(utils=SimpleNamespace(data=data), from_numpy=np.asarray)
+        self.torch.get_rng_state, self.torch.set_rng_state = self.state.copy, lambda state: np.copyto(self.state, state)
+
+    def __len__(self):
+        return 12
+
+    def __iter__(self):
+        order = np.random.default_rng(self.state).permutation(48)
+        self.state += 1
+        for rows in order.reshape(12, 4):
+            yield X[rows].view(Tensor), Y[rows].view(Tensor)
+
+
+DataLoader.__module__ = "torch.utils.data"
 
 
 class Targets(keras.metrics.Sum):
@@ -72,9 +113,9 @@ DATA = {
 
 @pytest.fixture
 def train(tmp_path, monkeypatch):
-    """`train(data, killed_at)`: runs a program as a new process; returns its `History`, None if it was killed."""
+    """`train(data, killed_at, callbacks)`: runs a program as a new process; returns its `History`, None if it was killed."""
 
-    def run(data, killed_at=None):
+    def run(data, killed_at=None, callbacks=()):
         monkeypatch.setenv(FOLDER, str(tmp_path / "backup"))
         monkeypatch.setenv(FREQUENCY, str(killed_at or "epoch"))
         data_position.install()
@@ -83,13 +124,13 @@ def train(tmp_path, monkeypatch):
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)], name="net")
         model.compile("sgd", "mse", metrics=[Targets(name="targets")])
         try:
-            return model.fit(**data, epochs=3, verbose=0, callbacks=[KillAt(killed_at)]).history["targets"]
+            return model.fit(**data, epochs=3, verbose=0, callbacks=[*callbacks, KillAt(killed_at)]).history["targets"]
         except Killed:
             job_backup._backups._files[0].wait()
             return None
 
     yield run
-    job_backup._backups._batches, job_backup._backups._strategy = None, None  # No later test of this process has backups.
+    job_backup._backups.strategies.clear()  # No later test of this process has backups.
 
 
 @pytest.mark.parametrize(
@@ -154,3 +195,21 @@ def test_where_an_epoch_goes_on_is_a_sentence(before, now, done, after, words):
     if after is not None:
         number, sentence = before.converted(done, now)
         assert number == after and words in sentence
+
+
+def test_an_epoch_whose_order_follows_from_a_seed_of_a_callback_goes_on_in_that_order(train):
+    assert train({"x": Pieces(4)}, killed_at=6, callbacks=[Seeds()]) is None
+    assert train({"x": Pieces(4)}, callbacks=[Seeds()]) == [Y.sum()] * 3
+
+
+def test_of_batches_that_begin_with_a_scalar_the_number_is_known():
+    scalars, batches = tf.data.Dataset.range(3), tf.data.Dataset.range(6).batch(2)
+    iterator = TFEpochIterator(tf.distribute.get_strategy(), x=tf.data.Dataset.zip({"a": scalars, "b": batches}))
+    assert Batches.of(iterator) == Batches(None, 3)
+
+
+def test_a_data_loader_of_pytorch_goes_on_in_its_order(train, monkeypatch):
+    for killed_at, expected in ((6, None), (None, [Y.sum()] * 3)):
+        loader = DataLoader()
+        monkeypatch.setitem(sys.modules, "torch", loader.torch)
+        assert train({"x": loader}, killed_at=killed_at) == expected

@@ -55,4 +55,5 @@ def test_the_earlier_generation_takes_the_place_of_a_damaged_one_with_a_warning(
     generations.use_earlier(latest, earlier, "is damaged")
     assert (open(latest, "rb").read(), open(earlier, "rb").read()) == (b"1", b"1")
     assert f"{latest} is damaged; the training continues from the backup before it, {earlier}" in caplog.text
+    generations.keep(latest, earlier)  # They are one file now.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["earlier", "latest"]

@@ -17,7 +17,7 @@ import tensorflow as tf
 from support_paths import PROGRAMS
 
 from tfdist.errors import ClusterError
-from tfdist.strategies.checkpoint import data_position, generations, job_backup, memory_file, strategy_state
+from tfdist.strategies.checkpoint import callback_states, data_position, generations, job_backup, memory_file, strategy_state
 from tfdist.strategies.checkpoint.backup_file import Arrays, BackupFile, Progress
 from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
 from tfdist.strategies.checkpoint.fit_start import FitStart
@@ -123,7 +123,7 @@ def program(tmp_path, monkeypatch):
         }
 
     yield run
-    job_backup._backups._batches, job_backup._backups._strategy = None, None  # No later test of this process has backups.
+    job_backup._backups.strategies.clear()  # No later test of this process has backups.
 
 
 @pytest.mark.cluster
@@ -365,3 +365,11 @@ def test_a_job_is_started_again_by_itself_and_nothing_is_lost(start, tmp_path, r
     assert out["resumed_at"] - float((tmp_path / "killed").read_text()) < 30
     assert json.loads((tmp_path / "summary.json").read_text())["restarts"] == 1
     assert job.left() == {}
+
+
+@pytest.mark.skipif(not hasattr(keras.callbacks, "OrbaxCheckpoint"), reason="an older version of Keras")
+def test_the_counters_of_an_orbax_checkpoint_are_saved():
+    before, after = (keras.callbacks.OrbaxCheckpoint.__new__(keras.callbacks.OrbaxCheckpoint) for _ in range(2))
+    before.best, before._batches_seen_since_last_saving, before._last_batch_seen, before._total_batches_seen = 0.5, 3, 7, 27
+    callback_states.restore([after], *callback_states.states([before]))
+    assert vars(after) == vars(before)

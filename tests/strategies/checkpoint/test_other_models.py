@@ -14,7 +14,7 @@ import tensorflow as tf
 from backup_processes import KillAt
 
 from tfdist.errors import ClusterError
-from tfdist.strategies.checkpoint import generations
+from tfdist.strategies.checkpoint import generations, job_backup
 
 pytestmark = pytest.mark.slow
 
@@ -177,3 +177,32 @@ def test_a_backup_of_another_version_is_refused(process, tmp_path):
         file["tfdist_progress"] = json.dumps(values)
     with pytest.raises(ValueError, match="written by another version of tfdist"):
         process(trained(dense(1), ADAM))
+
+
+def test_other_files_of_the_program_in_the_folder_stay(tmp_path):
+    backups = job_backup._Backups(tf.distribute.get_strategy(), str(tmp_path), None)
+    own = {"model-best.weights.h5", "model-1.best.weights.h5", "model-2.weights.h5.old"}
+    for name in (*own, "model-1.weights.h5", "model-1.earlier.weights.h5", "model-1.fit-12.weights.h5"):
+        (tmp_path / name).touch()
+    backups.end(failed=False)
+    assert {path.name for path in tmp_path.iterdir()} == own
+
+
+def of_two_strategies(killed_at):
+    model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(1)], name="first")
+    model.compile("sgd", "mse")
+    model.fit(X, Y, epochs=2, verbose=0)
+    other = tf.distribute.OneDeviceStrategy("/cpu:0")  # As `tfdist.strategy()`, called again, returns another `mirrored`.
+    job_backup.install(other)
+    with other.scope():
+        second = keras.Sequential([keras.layers.Dense(1)], name="second")
+        second.compile("sgd", "mse")
+    begun = []
+    note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch))
+    second.fit(X, Y, epochs=4, verbose=0, callbacks=[note, KillAt(killed_at)])
+    return begun
+
+
+def test_models_of_each_strategy_of_a_program_have_backups(process):
+    assert process(lambda: of_two_strategies(2)) is None
+    assert process(lambda: of_two_strategies(9)) == [2, 3]

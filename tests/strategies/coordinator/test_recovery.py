@@ -205,6 +205,19 @@ def test_a_ps_that_is_lost_while_a_worker_is_taken_back_is_waited_for_where_it_c
     assert handler._waiting == ({"a"} if is_lost else set())
 
 
+def test_a_ps_that_is_lost_just_after_a_worker_was_taken_back_is_waited_for(monkeypatch):
+    handler = Handler(monkeypatch, {"a": (0,)})
+    handler._waiting, handler.answers, handler.servers = {"a"}, {0, 1, 2}, SimpleNamespace(is_due=False)
+
+    def update(server_def):  # Meanwhile the thread of another group asks for the ps.
+        handler.servers.is_due = True
+        handler._cluster_due_for_update_or_finish.set()
+
+    monkeypatch.setattr(recovery, "update_server_def", update)
+    assert not handler._update() and handler._waiting == set()
+    assert handler._cluster_due_for_update_or_finish.is_set()  # Else the thread that takes the ps back would sleep.
+
+
 def test_the_error_of_a_resource_of_a_restarted_worker_is_that_of_a_lost_worker(monkeypatch):
     handler = Handler(monkeypatch, {})
     handler._validate_preemption_failure(ValueError("Resource input tensor contains an invalid device. This might happen"))

@@ -174,12 +174,12 @@ def test_updates_keep_shapes_and_dtypes(name, dtype):
 # On variables, in this process.
 
 
-def applied(shard, pushes):
+def applied(shard, pushes, beta=BETA):
     """The replies of a shard to pushes of the groups in turn."""
     apply = tf.function(lambda push, numbers: shard.apply(push, Control.of(numbers))[:2], autograph=False)
     replies = []
     for number, push in enumerate(pushes):
-        numbers = tf.constant([number % GROUPS, 1 / GROUPS, GROUPS, 0, RATE, BETA, 0.0, 1, 0], tf.float64)
+        numbers = tf.constant([number % GROUPS, 1 / GROUPS, GROUPS, 0, RATE, beta, 0.0, 1, 0], tf.float64)
         replies.append([value.numpy() for value in apply(tf.constant(push, tf.float32), numbers)])
     return replies
 
@@ -201,6 +201,21 @@ def test_a_shard_applies_updates_to_its_variables(name):
         np.testing.assert_allclose(reply, expected, rtol=1e-4, atol=1e-6)
         assert round_.tolist() == ([0, 0] if update.round is None else update.round.numpy().tolist())
     np.testing.assert_allclose(shard.parameters.read(), simulation.parameters, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["nesterov", "delayed_nesterov"])
+def test_a_round_without_momentum_leaves_the_momentum_to_the_others(name):
+    """As that of a group that trains alone, in `train_on_batch`."""
+    shard = shard_of(OUTER_OPTIMIZERS[name](Synchronization(outer=name), GROUPS))
+    applied(shard, PUSHES[:GROUPS])
+    momentum, before = shard.state["momentum"].read(), shard.parameters.read()
+    applied(shard, PUSHES[GROUPS : 2 * GROUPS], beta=0.0)
+    np.testing.assert_array_equal(shard.state["momentum"].read(), momentum)
+    progress = RATE * PUSHES[GROUPS : 2 * GROUPS].mean(axis=0)
+    np.testing.assert_allclose(shard.parameters.read() - before, progress, rtol=1e-3, atol=1e-6)
+    applied(shard, PUSHES[:GROUPS])  # The next round begins with nothing of that.
+    total = PUSHES[:GROUPS].mean(axis=0)
+    np.testing.assert_allclose(shard.state["momentum"].read(), BETA * momentum + total, rtol=1e-4, atol=1e-6)
 
 
 def test_only_updates_that_read_what_others_write_hold_a_lock():

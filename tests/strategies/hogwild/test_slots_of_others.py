@@ -108,3 +108,14 @@ def test_the_slots_come_with_the_counter_of_their_updates(replicas, caplog):
     replicas._membership.restart(1)
     replicas.refresh(1, [slots, counter])  # Nobody has one: it begins anew, and this alone needs no warning.
     assert counter.values["worker1"] == [0.0, 0.0] and not caplog.records
+
+
+def test_a_restarted_group_draws_other_random_numbers_than_before(replicas):
+    seeds = Block(Kind.SEED, is_slot=False)
+    trained(replicas, seeds)
+    drawn = [replicas.refresh(owner, [seeds]) or tuple(seeds.values[f"worker{owner}"]) for owner in range(3)]
+    for _ in range(2):
+        replicas._membership.restart(1)
+        replicas.refresh(1, [seeds])
+        drawn.append(tuple(seeds.values["worker1"]))
+    assert len(set(drawn)) == len(drawn)

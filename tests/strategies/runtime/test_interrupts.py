@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 
 import keras
 import numpy as np
@@ -116,6 +117,20 @@ def test_an_operation_whose_attributes_are_being_read_ends_before_the_interrupt(
 def test_an_interrupt_in_a_finalizer_is_not_lost(of_tensorflow):
     with pytest.raises(KeyboardInterrupt):
         of_tensorflow["delete"]()
+        pytest.fail("the interrupt is late")
+
+
+def test_an_interrupt_in_the_callback_of_a_weak_reference_is_not_lost(of_tensorflow):
+    class Thing:
+        pass
+
+    def drop():
+        thing = Thing()
+        weakref.finalize(thing, os.kill, os.getpid(), signal.SIGINT)
+        del thing
+
+    with pytest.raises(KeyboardInterrupt):
+        drop()
         pytest.fail("the interrupt is late")
 
 
@@ -298,10 +313,12 @@ def test_a_program_keeps_its_own_handler():
 def test_a_cell_of_a_notebook_gets_the_handler_back_in_the_calls_of_keras():
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
     try:
         interrupts.install()
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # As ipykernel does before each cell.
-        model.predict(np.ones((1, 1)), verbose=0)
-        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        for call in (model.predict, model.predict_on_batch, model.test_on_batch, model.train_on_batch):
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # As ipykernel does before each cell.
+            call(*[np.ones((1, 1))] * (2 if call in (model.test_on_batch, model.train_on_batch) else 1))
+            assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, previous)
