@@ -53,7 +53,14 @@ class ServerVariable(CachingVariable):
 
     def read_rows(self, indices: Any, rounded: bool) -> Any:
         """Reads rows from the ps as `read_parts` reads all. Gradient tapes do not know of rounded ones."""
-        return self._sent(lambda: self.get().sparse_read(indices), rounded)
+        return self._sent(lambda: self._rows_alone(indices), rounded)
+
+    def _rows_alone(self, indices: Any) -> Any:
+        """Looks rows up, as `_read_alone` reads all."""
+        if tf.executing_eagerly():
+            return self.get().sparse_read(indices)
+        with tf.device(self.device):
+            return tf.raw_ops.ResourceGather(resource=self.get().handle, indices=indices, dtype=self.dtype)
 
     def _sent(self, read: Callable[[], Any], rounded: bool) -> Any:
         if not rounded:

@@ -44,6 +44,31 @@ def test_a_layer_that_is_computed_again_for_its_gradients_counts_each_once(call,
     np.testing.assert_array_equal(gradient(on_ps(shards), call, rounded), gradient(tf.Variable(ROWS), call))
 
 
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_function_with_a_gradient_of_its_own_knows_the_table_of_its_rows_as_one(shards, rounded):
+    table = on_ps(shards)
+
+    @tf.custom_gradient
+    def looked_up_twice(x):
+        def gradient(change, variables=None):
+            return tf.reduce_sum(change * table.sparse_read([1, 4])), [tf.IndexedSlices(3.0 * change, [1, 4], [6, 4])]
+
+        return x * table.sparse_read([1, 4]), gradient
+
+    @tf.function(autograph=False)
+    def step():
+        with fused_reads.reading([], rounded) as reads:
+            reads.begin_replica(("/device:CPU:0",))
+            with tf.GradientTape() as tape:
+                result = looked_up_twice(tf.constant(2.0))
+            return tf.convert_to_tensor(tape.gradient(result, table))
+
+    expected = np.zeros_like(ROWS)
+    expected[[1, 4]] = 3
+    np.testing.assert_array_equal(step(), expected)
+
+
 def test_a_gradient_of_rows_through_a_function_is_refused():
     table = on_ps(2)
     forward = tf.function(lambda numbers: tf.reduce_sum(table.sparse_read(numbers)), autograph=False)
