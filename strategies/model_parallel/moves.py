@@ -15,6 +15,14 @@ from tfdist.strategies.model_parallel import task_span
 from tfdist.strategies.model_parallel.split_tensor import SplitTensor, whole
 
 
+def shape_of(x: SplitTensor, out_type: Any = None, name: Any = None) -> tf.Tensor:
+    """Returns `tf.shape` of a split tensor. No device needs all of the tensor for it."""
+    sizes = tf.shape(x.parts[0], out_type)
+    if x.shape.is_fully_defined():
+        return tf.constant(x.shape.as_list(), sizes.dtype)
+    return tf.stack([sizes[n] if length is None else length for n, length in enumerate(x.shape)])
+
+
 def sliced(x: SplitTensor, begin: Any, size: Any, name: Any = None) -> Any:
     """Returns `tf.slice` of a split tensor, split if the slice has all of the axis of the parts."""
     begin, size = _entries(begin, x.rank), _entries(size, x.rank)
@@ -202,6 +210,7 @@ def _install(function: Callable[..., Any], moved: Callable[..., Any]) -> None:
 
 
 MOVES: dict[Callable[..., Any], Callable[..., Any]] = {
+    tf.shape: shape_of,
     tf.slice: sliced,
     tf.broadcast_to: broadcast_to,
     tf.expand_dims: expand_dims,
