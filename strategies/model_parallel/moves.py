@@ -150,8 +150,8 @@ def tile(x: SplitTensor, multiples: Any, name: Any = None) -> Any:
 
 
 def repeat(x: SplitTensor, repeats: Any, axis: Any = None, name: Any = None) -> Any:
-    """Returns `tf.repeat` of a split tensor, split if it is not repeated along the axis of the parts."""
-    if axis is None or axis % x.rank == x.axis:
+    """Returns `tf.repeat` of a split tensor, split: each part repeats its own elements, along its axis all equally often."""
+    if axis is None or (axis % x.rank == x.axis and not isinstance(repeats, int)):
         return tf.repeat(x.whole(), repeats, axis)
     return x.on_parts(lambda _, part: tf.repeat(part, repeats, axis))
 
