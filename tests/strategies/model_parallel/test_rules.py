@@ -308,6 +308,26 @@ def test_operations_with_functions_get_whole_tensors(name, compiled):
     np.testing.assert_allclose(tf.convert_to_tensor(found), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("loop", ["for", "while", "rows"])
+def test_loops_of_python_that_become_those_of_tensorflow_get_whole_tensors(loop):
+    x = values(4, 6)
+
+    @tf.function
+    def looped(z):
+        if loop == "for":
+            for _ in tf.range(2):
+                z = z * 0.5 + 1.0
+        elif loop == "while":
+            while tf.reduce_sum(z * z) > 0.1:
+                z = z * 0.5
+        else:
+            for row in x:
+                z = z + row
+        return z
+
+    np.testing.assert_allclose(looped(split(tf.constant(x), 1)), looped(tf.constant(x)), rtol=1e-5)
+
+
 def test_a_split_tensor_is_an_array_outside_of_functions():
     x = values(4, 6)
     np.testing.assert_array_equal(split(x, 1).numpy(), x)
