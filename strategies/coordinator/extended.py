@@ -179,6 +179,11 @@ class SharedByReplicas(AggregatingVariable):
         if replica.reduced:
             function = kwargs.pop("f")
             return function(self.get(), *args, **kwargs) if replica.index == 0 else None
+        if not tf.executing_eagerly() and replica.graph not in (None, tf.compat.v1.get_default_graph()):
+            raise ValueError(
+                f"a step assigns {self.name} in a tf.cond, an `if` on a tensor, or a loop of TensorFlow, where the workers of "
+                "a group cannot combine their values. Assign it in every step, or describe groups of one worker"
+            )
         is_mean = self.aggregation == tf.VariableAggregation.MEAN and self.dtype.is_floating
         if is_mean and replica.share is not None and args and not isinstance(args[0], tf.IndexedSlices):
             return self._assign_mean(replica.share, kwargs.pop("f"), args[0])

@@ -171,13 +171,14 @@ class CoordinatorHooks(KerasHooks):
                 f"run_eagerly=True cannot work under {self._name}: a worker runs compiled functions only. "
                 "Leave run_eagerly out, or debug in one process (--tier BASIC)."
             )
-        groups = len(self._strategy.worker_groups)
+        groups, replicas = len(self._strategy.worker_groups), self._strategy.num_replicas_in_sync
         stateful = [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False) is True]
-        if stateful and groups > 1:
+        if stateful and groups * replicas > 1:
+            why = f"{groups} worker groups compute batches" if groups > 1 else f"{replicas} workers compute parts of a batch"
             raise ValueError(
                 f"layer {stateful[0]} is stateful: it continues with each batch from the one before, and under {self._name} "
-                f"{groups} worker groups compute batches at the same time. Make the layer with stateful=False, or describe a "
-                "cluster with one worker group (one worker)."
+                f"{why} at the same time. Make the layer with stateful=False, or describe a cluster with one worker group (one "
+                "worker)."
             )
         if model.jit_compile is True:
             _log.warning("jit_compile=True has no effect under %s: %s; the model trains without XLA", self._name, self._no_xla)

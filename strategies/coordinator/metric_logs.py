@@ -188,6 +188,7 @@ class MetricLogs:
             self._restarts = False
             for number, variable in enumerate(self._variables):  # For callbacks: that of the steps that are done.
                 variable._value.known_sum = functools.partial(_part_of_sum, weakref.ref(self), number)
+                variable._value.when_assigned = functools.partial(_begin_at, weakref.ref(self), number)
 
     def add(self, execution: Execution, rows: Any) -> list[Any]:
         """Adds what a group has returned.
@@ -243,7 +244,34 @@ class MetricLogs:
         if sum(map(math.prod, shapes)) != len(total):
             return False
         for variable, value in zip(variables, unflatten_array(total, shapes), strict=True):
+            variable._value.forget_sum()
             variable._value.known_sum = functools.partial(np.copy, value)
+        return True
+
+    def begin_at(self, number: int, value: Any) -> bool:
+        """Makes a callback's value that of a metric's variable: what groups count from now on is added to it.
+
+        Args:
+            number: that of the variable.
+            value: the value.
+
+        Returns:
+            Whether an epoch is not over, so that others need to know.
+        """
+        if not self._by_group:
+            return False
+        self._model.distribute_strategy.tfdist_hooks.count_steps()  # Those in flight would be added to the value.
+        sizes = [variable.shape.num_elements() for variable in self._variables]
+        place = slice(sum(sizes[:number]), sum(sizes[: number + 1]))
+
+        def changed(counted: Any, value: Any) -> Any:
+            counted = np.array(counted)
+            counted[place] = np.ravel(value)
+            return counted
+
+        self._by_group = {group: changed(counted, 0.0) for group, counted in self._by_group.items()}
+        self._carried = changed(np.zeros([self._size]) if self._carried is None else self._carried, value)
+        self._sum = changed(self._sum, value)
         return True
 
     def _results_of(self, sums: Any) -> Any:
@@ -313,6 +341,10 @@ class _LogsFormat:
 
 def _float64_vector(values: list[Any]) -> Any:
     return flatten([tf.cast(value, tf.float64) for value in values]) if values else tf.zeros([0], tf.float64)
+
+
+def _begin_at(reference: "weakref.ref[MetricLogs]", number: int, value: Any) -> bool:
+    return (logs := reference()) is not None and logs.begin_at(number, value)
 
 
 def _part_of_sum(reference: "weakref.ref[MetricLogs]", number: int) -> Any:

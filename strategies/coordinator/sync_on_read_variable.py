@@ -42,6 +42,12 @@ def _unknown() -> None:
     """The sum of copies that the chief has to read."""
 
 
+def _untold(value: Any) -> bool:
+    """Tells nobody of an assignment."""
+    del value
+    return False
+
+
 class SyncOnReadVariable(PerWorkerVariable):
     """A variable with a copy on the chief and on each replica of each worker group.
 
@@ -51,6 +57,7 @@ class SyncOnReadVariable(PerWorkerVariable):
     Attributes:
         known_sum: returns the sum as a numpy array if the chief knows it without reading the copies, else None. Steps that run
             change the copies of one variable after the other, such as a total and its count.
+        when_assigned: called with what the chief assigns, before it does; returns whether `known_sum` knows the value then.
         is_sent: whether steps return the copies. Those of a group then begin with zero after a call of it has failed: the chief
             knows what they had counted before, and the steps of that call are made again.
     """
@@ -70,9 +77,14 @@ class SyncOnReadVariable(PerWorkerVariable):
         self._version = 0  # Of the value that the chief has assigned.
         self._versions: dict[tuple[int, int], int] = {}  # To which each copy belongs, by replica and group.
         self._counting: dict[tuple[int, int], Any] = {}  # `Membership.counting` at the last call, in the same way.
-        self.known_sum: Callable[[], Any] = _unknown
+        self.forget_sum()
         self.is_sent = False
         self._handles: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
+
+    def forget_sum(self) -> None:
+        """Makes the chief read the copies for the sum."""
+        self.known_sum: Callable[[], Any] = _unknown
+        self.when_assigned: Callable[[Any], bool] = _untold
 
     @property
     def handle(self) -> Any:
@@ -165,7 +177,8 @@ class SyncOnReadVariable(PerWorkerVariable):
         """Makes `value` the sum of all copies; in a function, assigns it to the replica's copy."""
         if not tf.executing_eagerly():
             return super().assign(value, use_locking, name, read_value)
-        self.known_sum = _unknown
+        if not self.when_assigned(value):
+            self.forget_sum()
         self._version += 1  # Each group sets its copies to zero when it runs its next function.
         self._coordinator_instance.assign(value)
         return self

@@ -70,8 +70,12 @@ def named_leaves(batch: Any, name: str = "batch") -> list[tuple[str, Any]]:
 
 
 def concatenated(outputs: Sequence[Any]) -> Any:
-    """Returns the outputs for several batches or shards, concatenated along the first dimension."""
-    return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *o: tf.concat(o, axis=0), *outputs)
+    """Returns the outputs for several batches or shards, concatenated along the first dimension; scalars stacked."""
+
+    def joined(*each: Any) -> Any:
+        return tf.stack(each) if each[0].shape.rank == 0 else tf.concat(each, axis=0)
+
+    return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(joined, *outputs)
 
 
 def none_without_examples(outputs: Any, examples: tf.Tensor) -> Any:

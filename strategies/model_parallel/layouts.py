@@ -96,7 +96,9 @@ def local_mesh(distribution: Any, devices: Sequence[str], tasks: int = 1, task: 
     return LocalMesh(rows, split[0] if split else None)
 
 
-def sharded_axis(layout: Any, path: str, shape: tuple[int, ...], mesh: LocalMesh, reason: str | None = None) -> int | None:
+def sharded_axis(
+    layout: Any, path: str, shape: tuple[int | None, ...], mesh: LocalMesh, reason: str | None = None
+) -> int | None:
     """Returns the axis along which a variable is sharded over the devices of a replica; None if it is not.
 
     Every replica has the whole model, so that a layout that also names the axis of the batch is followed by a warning only.
@@ -104,7 +106,7 @@ def sharded_axis(layout: Any, path: str, shape: tuple[int, ...], mesh: LocalMesh
     Args:
         layout: its `keras.distribution.TensorLayout`. Axes that it does not reach are whole, as in JAX.
         path: its path, for messages.
-        shape: its shape.
+        shape: its shape, with None for what a step does not know of an output of a layer.
         mesh: the devices.
         reason: why it has this layout, as the beginning of a sentence. Default: because of the layout map.
 
@@ -124,8 +126,10 @@ def sharded_axis(layout: Any, path: str, shape: tuple[int, ...], mesh: LocalMesh
     if len(found) > 1:
         raise ValueError(f"{where}, which names the axis {mesh.axis!r} twice")
     (axis,) = found
-    count = mesh.count
-    if shape[axis] % count:
+    count, length = mesh.count, shape[axis]
+    if length is None:  # Of an output. It may differ between batches.
+        return None
+    if length % count:
         raise ValueError(
             f"{where}, and its shape {shape} cannot be sharded equally over {count} devices along axis {axis}; choose a "
             f"multiple of {count}, or leave the variable whole"

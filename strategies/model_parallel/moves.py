@@ -15,6 +15,14 @@ from tfdist.strategies.model_parallel import task_span
 from tfdist.strategies.model_parallel.split_tensor import SplitTensor, whole
 
 
+def shape_of(x: SplitTensor, out_type: Any = None, name: Any = None) -> tf.Tensor:
+    """Returns `tf.shape` of a split tensor. No device needs all of the tensor for it."""
+    sizes = tf.shape(x.parts[0], out_type)
+    if x.shape.is_fully_defined():
+        return tf.constant(x.shape.as_list(), sizes.dtype)
+    return tf.stack([sizes[n] if length is None else length for n, length in enumerate(x.shape)])
+
+
 def sliced(x: SplitTensor, begin: Any, size: Any, name: Any = None) -> Any:
     """Returns `tf.slice` of a split tensor, split if the slice has all of the axis of the parts."""
     begin, size = _entries(begin, x.rank), _entries(size, x.rank)
@@ -142,8 +150,8 @@ def tile(x: SplitTensor, multiples: Any, name: Any = None) -> Any:
 
 
 def repeat(x: SplitTensor, repeats: Any, axis: Any = None, name: Any = None) -> Any:
-    """Returns `tf.repeat` of a split tensor, split if it is not repeated along the axis of the parts."""
-    if axis is None or axis % x.rank == x.axis:
+    """Returns `tf.repeat` of a split tensor, split: each part repeats its own elements, along its axis all equally often."""
+    if axis is None or (axis % x.rank == x.axis and not isinstance(repeats, int)):
         return tf.repeat(x.whole(), repeats, axis)
     return x.on_parts(lambda _, part: tf.repeat(part, repeats, axis))
 
@@ -202,6 +210,7 @@ def _install(function: Callable[..., Any], moved: Callable[..., Any]) -> None:
 
 
 MOVES: dict[Callable[..., Any], Callable[..., Any]] = {
+    tf.shape: shape_of,
     tf.slice: sliced,
     tf.broadcast_to: broadcast_to,
     tf.expand_dims: expand_dims,

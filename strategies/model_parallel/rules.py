@@ -76,12 +76,18 @@ def _sum(original: Operation, x: Any, axis: Any = None, keepdims: bool = False) 
 def matmul(original: Operation, x1: Any, x2: Any) -> Any:
     """Returns the product of two tensors or variables; `original` computes that of whole ones."""
     x1, x2 = operand(x1), operand(x2)
-    if isinstance(x2, SplitTensor) and x2.rank == 2:
-        if x2.axis == 1:  # By columns: each device computes its columns of the result.
-            rows = x2.shared(whole(x1))
-            return x2.on_parts(lambda number, part: original(rows[number], part), axis=len(x1.shape) - 1)
-        parts = _parts_along(x1, len(x1.shape) - 1, x2)  # By rows: the products are partial sums.
-        return _added(x2, lambda number, part: original(parts[number], part))
+    if isinstance(x2, SplitTensor) and x2.rank > 1:
+        rank, place, parts = len(x1.shape), x2.axis - x2.rank, None  # From the right, as stacks of matrices are broadcast.
+        if place == -2:  # By rows: the products are partial sums.
+            summed = _parts_along(x1, rank - 1, x2)
+            return _added(x2, lambda number, part: original(summed[number], part))
+        if place == -1 or rank < -place or x1.shape[place] == 1:  # By columns, or one factor for all matrices of a stack.
+            parts = x2.shared(whole(x1))
+        elif x1.shape[place] == x2.shape[place]:
+            parts = _parts_along(x1, rank + place, x2)
+        if parts is not None:
+            axis = max(rank, x2.rank) + place - (rank == 1 and place == -1)
+            return x2.on_parts(lambda number, part: original(parts[number], part), axis=axis)
     if isinstance(x1, SplitTensor) and not isinstance(x2, SplitTensor) and len(x2.shape) == 2 and x1.axis < x1.rank - 1:
         columns = x1.shared(x2)
         return x1.on_parts(lambda number, part: original(part, columns[number]))

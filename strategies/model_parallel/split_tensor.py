@@ -252,6 +252,8 @@ def _parts_for(one: SplitTensor, other: Any, place: int) -> Any:
         if same:
             return other.parts
     other = whole(other)
+    if other.shape.rank is None:  # What a `tf.py_function` returns.
+        return None
     if other.shape.rank < -place or other.shape[place] == 1:
         return one.shared(other)
     if other.shape[place] is not None and other.shape[place] == one.shape[one.axis]:

@@ -1,7 +1,6 @@
 """The variables that a step reads from the ps tasks, each once: the small ones of each ps arrive as one message.
 
-`StepReads` belongs to the step that is being traced. Variables find it with `current()`, because TensorFlow reads them without
-an argument that could carry it.
+`StepReads` belongs to the step that is being traced. Variables find it with `current()`: no argument could carry it.
 
 Trainable float32 variables may travel rounded to bfloat16 (`--compression bf16`). A step that assigns such a variable reads it
 in place, and so exactly, from then on.
@@ -196,8 +195,7 @@ class StepReads:
             self.tables.read_whole(variable)
         if self._updated_device is not None or _writes(variable, *graphs[:-1]):
             with stop_recording():
-                value = variable.read_parts()
-                value = _without_gradient(variable, value) if variable.trainable else tf.stop_gradient(value)
+                value = _without_gradient(variable, variable.read_parts())
             return _recorded(variable, value, graphs[0], None)
         device = reads.place(variable) if reads else None
         return _recorded(variable, _read_in(graphs[-1], device, variable), graphs[-1], device)
@@ -207,11 +205,14 @@ class StepReads:
         if self._replicas and not tf.executing_eagerly():
             self.tables.look_up(variable)
 
+    def guarded(self, variable: Any, value: Any) -> Any:
+        """Returns rows of a sharded variable: with `_without_gradient`, unless a replica itself has looked them up."""
+        is_safe = tf.executing_eagerly() or ((reads := self._here()[0]) is not None and reads.devices)
+        return value if is_safe else _without_gradient(variable, value)
+
     def rounds(self, variable: Any) -> bool:
         """Returns whether rows of `variable` that are looked up here travel rounded."""
-        if not self.rounded or not can_be_rounded(variable) or tf.executing_eagerly():
-            return False
-        reads, _ = self._here()
+        reads = None if tf.executing_eagerly() or not (self.rounded and can_be_rounded(variable)) else self._here()[0]
         return reads is not None and id(variable) not in reads.in_place and variable.device != self._updated_device
 
     def is_in_loop(self) -> bool:
@@ -345,8 +346,7 @@ def _outside(graphs: list[Any], loops: list[Any], variable: Any) -> Any:
 def _read_in(graph: Any, device: str | None, variable: Any, rounded: bool = False) -> Any:
     """Returns the value of `variable`, read in `graph`; gradient tapes do not know of it."""
     with graph.as_default(), _on(device), tf.control_dependencies(None), stop_recording():
-        value = tf.identity(variable.read_parts(rounded))
-        value = tf.cast(value, variable.dtype)
+        value = tf.cast(tf.identity(variable.read_parts(rounded)), variable.dtype)
         return value if device or len(variable.parts) == 1 else _without_gradient(variable, value)
 
 
@@ -355,6 +355,8 @@ def _without_gradient(variable: Any, value: Any) -> Any:
 
     Such a tape knows only the parts that the function reads, and it would take the gradient of the first for that of the whole.
     """
+    if not variable.trainable:
+        return tf.stop_gradient(value)
 
     def identity(value: Any) -> Any:
         def gradient(change: Any) -> Any:

@@ -222,6 +222,10 @@ def _pieces(variable: InShards, value: Any) -> list[Any]:
         return list(for_shards(value, variable))
     assert isinstance(variable, ShardedVariable)
     whole = variable._shape
-    if isinstance(value, tf.IndexedSlices) or (tf.is_tensor(value) and not hasattr(value, "handle") and value.shape == whole):
+    if isinstance(value, tf.IndexedSlices):
         return variable.split(value)
-    return [value] * len(variable.shards)
+    is_dense = tf.is_tensor(value) and not hasattr(value, "handle")
+    if not is_dense or value.shape.rank != whole.rank or not value.shape.is_compatible_with(whole):
+        return [value] * len(variable.shards)
+    # A step may learn only when it runs how many features a batch has.
+    return variable.split(value if value.shape == whole else tf.ensure_shape(value, whole))

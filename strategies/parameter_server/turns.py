@@ -18,7 +18,8 @@ REPEAT = 50
 """The orders are tried again after so many times as many calls."""
 
 LATE = 3.0
-"""A call that takes so many times as long as the last ones does not count, and nobody waits for it."""
+"""A call that takes so many times as long as the last ones does not count, and nobody waits for it. Nor for the calls of a
+group that makes so many times fewer than another one."""
 
 
 class Turns:
@@ -119,7 +120,8 @@ class Turns:
                 self._try(TRIED[0])
             return
         self._calls[group].append(seconds)
-        if len(self._steps) < 2 or any(len(self._calls[each]) < SETTLE + MEASURED for each in self._ended):
+        counted = len(self._calls[group]) / (SETTLE + MEASURED)  # A group that is idle may have left.
+        if len(self._steps) < 2 or (counted < LATE and any(len(self._calls[g]) < SETTLE + MEASURED for g in self._ended)):
             return
         self._speeds[self.order] = sum(1 / _mean(calls[SETTLE:]) for calls in self._calls.values() if len(calls) > SETTLE)
         following = TRIED.index(self.order) + 1

@@ -53,7 +53,14 @@ class ServerVariable(CachingVariable):
 
     def read_rows(self, indices: Any, rounded: bool) -> Any:
         """Reads rows from the ps as `read_parts` reads all. Gradient tapes do not know of rounded ones."""
-        return self._sent(lambda: self.get().sparse_read(indices), rounded)
+        return self._sent(lambda: self._rows_alone(indices), rounded)
+
+    def _rows_alone(self, indices: Any) -> Any:
+        """Looks rows up, as `_read_alone` reads all."""
+        if tf.executing_eagerly():
+            return self.get().sparse_read(indices)
+        with tf.device(self.device):
+            return tf.raw_ops.ResourceGather(resource=self.get().handle, indices=indices, dtype=self.dtype)
 
     def _sent(self, read: Callable[[], Any], rounded: bool) -> Any:
         if not rounded:
@@ -192,11 +199,12 @@ class ShardedVariable(RowAccess):
         del name
         if self._here is not None:
             return self._here.sparse_read(indices)
-        fused_reads.current().look_up(self)
-        if fused_reads.current().is_in_loop():  # A loop's body: gradients cannot follow a lookup out of it.
+        reads = fused_reads.current()
+        reads.look_up(self)
+        if reads.is_in_loop():  # A loop's body: gradients cannot follow a lookup out of it.
             return tf.gather(self.value(), indices)
         variable_accessed(self)
-        indices, rounded = tf.convert_to_tensor(indices), fused_reads.current().rounds(self)
+        indices, rounded = tf.convert_to_tensor(indices), reads.rounds(self)
         with stop_recording():
             flat = tf.reshape(indices, [-1])
             places, rows = [], []
@@ -206,6 +214,7 @@ class ShardedVariable(RowAccess):
             found = tf.cast(tf.dynamic_stitch(places, rows), self.dtype)
             shape = tf.concat([tf.shape(indices), tf.constant(self._shape[1:].as_list(), tf.int32)], axis=0)
             found = tf.ensure_shape(tf.reshape(found, shape), indices.shape.concatenate(self._shape[1:]))
+            found = reads.guarded(self, found)
             dense_shape = tf.constant(self._shape.as_list(), tf.int64)
 
         def gradient(change: Any) -> list[Any]:

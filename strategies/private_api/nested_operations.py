@@ -17,6 +17,11 @@ SIGNATURES: tuple[tuple[Any, str, str], ...] = (
         "cond, body, loop_vars, shape_invariants, parallel_iterations, back_prop, swap_memory, name, maximum_iterations, "
         "return_same_structure",
     ),
+    (  # A loop of Python that AutoGraph converts: its state has the variables that it changes.
+        need("tensorflow.python.autograph.operators.control_flow"),
+        "_tf_while_stmt",
+        "test, body, get_state, set_state, symbol_names, opts",
+    ),
     (custom_gradient, "_eager_mode_decorator", "f, args, kwargs"),
     (custom_gradient, "_graph_mode_decorator", "f, args, kwargs"),
     (need("tensorflow.python.ops.script_ops"), "_wrap_for_composites", "func, inp, Tout"),

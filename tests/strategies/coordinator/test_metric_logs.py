@@ -95,7 +95,8 @@ class Counter:
     def __init__(self):
         self.shape, self.synchronization = tf.TensorShape([]), "on_read"
         self._value = SyncOnReadVariable.__new__(SyncOnReadVariable)
-        self._value.__dict__.update(known_sum=lambda: None, _dtype=tf.float32)
+        self._value.forget_sum()
+        self._value.__dict__.update(_dtype=tf.float32, _version=0, _coordinator_instance=tf.Variable(0.0))
 
 
 def test_a_callback_reads_the_metrics_of_the_steps_that_are_done():
@@ -112,6 +113,39 @@ def test_a_callback_reads_the_metrics_of_the_steps_that_are_done():
             [result] = logs.add(SimpleNamespace(group=group, counting=(0, 0), order=0), np.array([[8.0 * epoch, 8.0]]))
             assert [float(each._value.value()) for each in (total, count)] == [8.0 * epoch * (group + 1), 8.0 * (group + 1)]
             assert result["loss"] == epoch
+
+
+def test_a_callback_may_reset_one_metric_within_an_epoch():
+    total, count, other = Counter(), Counter(), Counter()
+    in_flight = [(1, [8.0, 16.0, 10.0])]  # The rows of steps that have counted before.
+
+    def finish():
+        while in_flight:
+            add(*in_flight.pop())
+
+    hooks = SimpleNamespace(count_steps=finish)
+    metrics = [SimpleNamespace(variables=[total, count]), SimpleNamespace(variables=[other])]
+    logs = MetricLogs(SimpleNamespace(metrics=metrics, name="net", distribute_strategy=SimpleNamespace(tfdist_hooks=hooks)))
+    logs._variables, logs._size, logs._means = [total, count, other], 3, [(0, 1)]
+    logs._metric_logs._places = {"loss": 0}
+
+    def add(group, row):
+        [result] = logs.add(SimpleNamespace(group=group, counting=(0, 0), order=0), np.array([row]))
+        return result["loss"], [float(each._value.value()) for each in (total, count, other)]
+
+    logs.reset()
+    logs.begin_steps()
+    add(0, [8.0, 8.0, 5.0])
+    assert add(1, [4.0, 8.0, 5.0]) == (0.75, [12.0, 16.0, 10.0])
+    for each in (total, count):
+        each._value.assign(0.0)  # Groups begin with zero at their next steps.
+    assert [float(each._value.value()) for each in (total, count, other)] == [0.0, 0.0, 15.0]
+    assert add(1, [2.0, 8.0, 15.0]) == (0.25, [2.0, 8.0, 20.0])
+    assert add(0, [6.0, 8.0, 10.0]) == (0.5, [8.0, 16.0, 25.0])
+    logs.publish_sums()
+    total._value.assign(3.0)  # The epoch is over.
+    total._value._by_replica = {}
+    assert [float(each._value.value()) for each in (total, count)] == [3.0, 16.0]
 
 
 def test_an_epoch_without_a_step_left_has_the_sums_of_the_steps_before_the_restart():

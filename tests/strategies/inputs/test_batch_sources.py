@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.strategies.inputs import worker_input
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset
-from tfdist.strategies.inputs.batches import as_tensors, builds_models, none_without_examples, with_dimensions_of
+from tfdist.strategies.inputs.batches import as_tensors, builds_models, concatenated, none_without_examples, with_dimensions_of
 from tfdist.strategies.inputs.input_feed import FedDataset
 from tfdist.strategies.inputs.source import EmptyDatasetError
 
@@ -243,3 +243,13 @@ def test_outputs_are_cut_only_for_a_shard_without_examples():
     for examples, rows in ((3, [12, 3, None, 3]), (0, [0, 0, None, 0])):
         cut = none_without_examples(outputs, tf.constant(examples))
         assert [value.shape[0] if value.shape.rank else None for value in cut] == rows
+
+
+def test_outputs_of_several_batches_are_concatenated_and_numbers_stacked():
+    """As the mean of a batch, which a `predict_step` may return."""
+    outputs = [{"mean": tf.constant(float(n)), "rows": tf.fill([n, 2], n)} for n in (1, 2)]
+    found = concatenated(outputs)
+    assert found["mean"].numpy().tolist() == [1.0, 2.0] and found["rows"].numpy().tolist() == [[1, 1], [2, 2], [2, 2]]
+    assert concatenated(outputs[:1]) is outputs[0]
+    texts = tf.function(concatenated, input_signature=[[tf.TensorSpec(None, tf.string)] * 2])  # Of unknown rank.
+    assert texts([tf.constant(["a"]), tf.constant(["b", "c"])]).numpy().tolist() == [b"a", b"b", b"c"]

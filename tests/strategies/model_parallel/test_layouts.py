@@ -101,6 +101,14 @@ def test_a_layout_that_does_not_fit_is_refused_by_name(layout, shape, message):
     assert message in str(error.value)
 
 
+def test_an_output_of_unknown_length_stays_whole():
+    """That of texts of all lengths, for example, where a layout shards the positions."""
+    mesh = LocalMesh((("CPU:0", "CPU:1"),), "model")
+    layout = keras.distribution.TensorLayout((None, "model", None), model_parallel((1, 2)).device_mesh)
+    assert sharded_axis(layout, "an output of a layer", (None, None, 8), mesh) is None
+    assert sharded_axis(layout, "an output of a layer", (None, 6, 8), mesh) == 1
+
+
 def test_the_axis_of_the_batch_is_left_out_with_a_warning(caplog):
     assert axis_of(("model", "batch"), (4, 3)) == 0
     assert "dense/kernel" in caplog.text and "'batch' is the axis of the batch" in caplog.text

@@ -159,7 +159,8 @@ MOVES = {
     "copies": (lambda x: ops.tile(x, (2, 1, 1)), 2, 2),
     "copies of the parts": (lambda x: ops.tile(x, (1, 1, 2)), 2, None),
     "repeated": (lambda x: ops.repeat(x, 2, axis=1), 2, 2),
-    "repeated parts": (lambda x: ops.repeat(x, 2, axis=-1), 2, None),
+    "repeated parts": (lambda x: ops.repeat(x, 2, axis=-1), 2, 2),
+    "parts repeated unequally": (lambda x: ops.repeat(x, [1, 2, 0, 3, 1, 1], axis=-1), 2, None),
     "axes joined before the parts": (lambda x: ops.reshape(x, (-1, 6)), 2, 1),
     "axes taken apart behind the parts": (lambda x: ops.reshape(x, (1, 2, 4, 2, 3)), 1, 2),
     "the axis of the parts taken apart": (lambda x: ops.reshape(x, (2, 4, 2, 3)), 2, None),
@@ -305,6 +306,26 @@ def test_operations_with_functions_get_whole_tensors(name, compiled):
     expected = wrap(lambda: NESTED[name](x, y))()
     found = wrap(lambda: NESTED[name](split(x, 1), y))()
     np.testing.assert_allclose(tf.convert_to_tensor(found), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("loop", ["for", "while", "rows"])
+def test_loops_of_python_that_become_those_of_tensorflow_get_whole_tensors(loop):
+    x = values(4, 6)
+
+    @tf.function
+    def looped(z):
+        if loop == "for":
+            for _ in tf.range(2):
+                z = z * 0.5 + 1.0
+        elif loop == "while":
+            while tf.reduce_sum(z * z) > 0.1:
+                z = z * 0.5
+        else:
+            for row in x:
+                z = z + row
+        return z
+
+    np.testing.assert_allclose(looped(split(tf.constant(x), 1)), looped(tf.constant(x)), rtol=1e-5)
 
 
 def test_a_split_tensor_is_an_array_outside_of_functions():

@@ -32,6 +32,7 @@ ONE_REPLICA = (
     "layouts_of_activations",
     "convolutions",
     "a_transformer_with_dropout",
+    "experts_and_groups_of_heads",
     "recurrent_layers_by_columns",
     "functions_of_tensors_by_columns",
     "a_layer_of_sparse_inputs_by_rows",
@@ -53,6 +54,7 @@ TWO_TASKS = ("many_steps_of_adam", "an_embedding_by_rows")  # Each holds a whole
 SPANNING = (  # A replica is in two tasks. The transformer has an embedding by rows.
     "a_pair_of_dense_layers",
     "a_transformer",
+    "experts_and_groups_of_heads",
     "own_train_step_that_assigns_weights",
     *(("built_in_fit", "constraints", "recurrent_layers_by_columns") if selection.ALL else ()),
 )

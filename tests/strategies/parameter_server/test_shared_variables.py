@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.extended import SharedByReplicas
+from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 
 ROWS = np.arange(24, dtype=np.float32).reshape(6, 4)
@@ -47,3 +48,23 @@ def test_scattered_updates_and_lookups_reach_the_rows_of_all_shards(shards):
     expected[[0, 4]] += 1
     np.testing.assert_array_equal(variable.numpy(), expected)
     np.testing.assert_array_equal(variable.gather_nd([[5], [0]]), expected[[5, 0]])
+
+
+@pytest.mark.parametrize(
+    "branch",
+    [
+        lambda assign: tf.cond(tf.constant(True), assign, lambda: 0),
+        lambda assign: tf.while_loop(lambda n: n < 2, lambda n: [n + 1 + assign()], [0]),
+    ],
+)
+def test_an_assignment_in_a_branch_or_loop_is_refused_by_name(branch):
+    variable, _ = shared(2)
+
+    @tf.function(autograph=False)
+    def step():
+        replica = replica_context.Replica(None, 0, tf.constant(0.5), graph=tf.compat.v1.get_default_graph())
+        with replica_context.entered(replica):
+            branch(lambda: (variable.assign(tf.zeros([6, 4])), 0)[1])
+
+    with pytest.raises(ValueError, match=r"a step assigns table:0 in a tf\.cond, .* or a loop .* groups of one worker"):
+        step()

@@ -110,6 +110,13 @@ def test_a_group_that_is_alone_or_that_has_left_keeps_nobody_waiting(machine):
     assert machine.slept == []
 
 
+def test_a_group_that_leaves_while_orders_are_tried_leaves_nobody_in_one_of_them(machine):
+    machine.train(CALLS + 2, times(2, 3, 1), groups=(0, 1, 2))
+    assert machine.turns.order is StepOrder.TOGETHER
+    machine.train(6 * CALLS, times(2, 3, 1))  # The third one was idle when it left.
+    assert machine.turns.order is StepOrder.TURNS and len(machine.lines) == 1
+
+
 PROGRAM = """
     import json, pathlib
     import tfdist

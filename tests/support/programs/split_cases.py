@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
+from head_layers import Experts, Masked, grouped_heads_and_experts
 from keras import layers, ops
 from position_layers import Positions
 
@@ -252,6 +253,11 @@ def a_transformer_with_dropout():
     return compiled(transformer(0.3, causal=False, token=True), keras.optimizers.SGD(0.05))
 
 
+@case({**ATTENTION, ".*experts_.*": ("model", None, None)}, x=TEXTS, y=Y[:40])
+def experts_and_groups_of_heads():
+    return compiled(grouped_heads_and_experts(), keras.optimizers.Adam(0.003))
+
+
 @case({".*kernel": (None, "model"), "(sequential.*/)?first": (None, "model"), "(sequential.*/)?second": ("batch", None)})
 def layouts_of_activations():
     dense = (layers.Dense(8, name="first"), layers.Dense(12, name="second"), layers.Dense(12))
@@ -302,19 +308,6 @@ class OfSparse(layers.Dense):
 @case({".*kernel": ("model", None)})
 def a_layer_of_sparse_inputs_by_rows():
     return compiled(keras.Sequential([keras.Input((16,)), OfSparse(8), layers.Dense(10)]))
-
-
-class Masked(layers.Layer):
-    """Attention with a mask of queries and keys, for all heads and examples."""
-
-    def build(self, shape):
-        self.heads = [layers.EinsumDense("abc,cde->abde", (None, 4, 4), name=name) for name in ("query", "key", "value")]
-        for layer in self.heads:
-            layer.build(shape)
-
-    def call(self, x):
-        attended = ops.dot_product_attention(*(layer(x) for layer in self.heads), mask=np.tril(np.ones((6, 6), bool)))
-        return ops.reshape(attended, (-1, 96))
 
 
 @case({".*(query|key|value)/kernel": (None, "model")}, x=SEQUENCES, y=Y[:40])
@@ -386,7 +379,7 @@ def a_table_looked_up_by_tensorflow():
     return compiled(keras.Sequential([keras.Input((6,), dtype="int32"), LookedUp(), layers.Flatten(), layers.Dense(10)]))
 
 
-OBJECTS = {own.__name__: own for own in (OwnStep, AssigningStep, Gated, Nested, OfSparse, Masked, Plain, LookedUp)}
+OBJECTS = {own.__name__: own for own in (OwnStep, AssigningStep, Gated, Experts, Nested, OfSparse, Masked, Plain, LookedUp)}
 """Classes that a saved model needs."""
 
 REFUSED = {

@@ -1,0 +1,62 @@
+"""Split tensors where only their shape is asked for, and beside tensors whose shape a step learns only when it runs."""
+
+import operator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+from tfdist.strategies.keras_hooks.replicas import replica_context
+from tfdist.strategies.model_parallel import rules, tensorflow_functions
+from tfdist.strategies.model_parallel.split_tensor import SplitTensor
+from tfdist.strategies.model_parallel.split_variable import SplitVariable
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def installed():
+    rules.install()
+    tensorflow_functions.install()
+
+
+def values(*shape):
+    return RNG.normal(size=shape).astype("float32")
+
+
+def split(value, axis, parts=2):
+    return SplitTensor(parts=tuple(tf.split(value, parts, axis=axis)), axis=axis, devices=("CPU:0",) * parts)
+
+
+@pytest.mark.parametrize("operation", [operator.add, ops.multiply, tf.maximum])
+def test_an_operand_of_unknown_rank_meets_the_whole_tensor(operation):
+    x = values(4, 6)
+
+    @tf.function(input_signature=[tf.TensorSpec(None)])
+    def both(y):
+        return operation(split(x, 1), y), operation(y, split(x, 1))
+
+    for y in (values(6), values(3, 4, 1), values(1)[0]):
+        for found in both(tf.constant(y)):
+            np.testing.assert_allclose(found, operation(tf.constant(x), y), rtol=1e-6)
+
+
+@pytest.mark.parametrize("known", [[4, 6], [None, 6]])
+def test_the_shape_of_a_split_tensor_needs_no_whole_one(known):
+    @tf.function(input_signature=[tf.TensorSpec(known)])
+    def shapes(x):
+        return [*ops.shape(split(x, 1)), *tf.unstack(tf.shape(split(x, 1), tf.int64))]
+
+    assert [int(each) for each in shapes(tf.constant(values(4, 6)))] == [4, 6, 4, 6]
+    assert "ConcatV2" not in {each.type for each in shapes.get_concrete_function().graph.get_operations()}
+
+
+def test_a_step_may_ask_for_the_shape_of_a_sharded_variable():
+    parts = [tf.Variable(part) for part in np.split(values(4, 6), 2, axis=1)]
+    kernel = SplitVariable(parts, 1, "kernel", SimpleNamespace(extended=None), range(2), 2)
+    with replica_context.entered(replica_context.Replica(None, 0, None)):
+        assert tf.shape(kernel).numpy().tolist() == [4, 6]
+        with pytest.raises(ValueError, match="kernel is sharded over 2 devices, and this step reads it as a whole"):
+            tf.reverse(kernel, [0])
