@@ -29,7 +29,6 @@ from tfdist.strategies.keras_hooks.calls import Call
 from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, KerasHooks, Logs
-from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_normalization
 from tfdist.strategies.keras_hooks.replicas.own_values import of_first
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, entered
 from tfdist.strategies.keras_hooks.replicas.sent_dtypes import sent_as
@@ -84,8 +83,6 @@ class DataParallelHooks(KerasHooks):
         return lambda what: calls.agree({"call": "a step", "step": what})
 
     def _shard_check(self, model: Any, step: Callable[..., Any]) -> ShardCheck | None:
-        if self.is_chief and step == model.train_step:
-            warn_of_normalization(model, self.layout.replicas)
         if self._strategy.extended.mesh is not None:
             return None
 

@@ -24,6 +24,7 @@ from tfdist.strategies.keras_hooks.checks import metric_sums
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.checks.step_trial import are_dense, joined
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimizers
+from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_normalization
 from tfdist.strategies.keras_hooks.replicas.own_values import has_own_value, of_first
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import NotInLoopError, Replica, entered
@@ -288,6 +289,8 @@ class TrainingLoop:
         if replica.branches:
             own = [self._strategy.experimental_local_results(v.value)[replica.index] for v in self._metrics.variables()]
             check_updates(replica.branches, replica.graph, [variable.handle for variable in own])
+        if self._trained_layers is not None and self._layout.replicas > 1 and self._layout.local.start + replica.index == 0:
+            warn_of_normalization(self._model, replica, self._layout.replicas)
         self._metrics.of_first |= of_first(replica)
         assigned = replica.assigned.items()
         self._assigned.update({key: v for key, v in assigned if key not in replica.updated or has_own_value(replica, key)})

@@ -38,14 +38,15 @@ class Frozen:
             each._trainable = trainable
 
 
-def warn_of_normalization(model: Any, replicas: int) -> None:
-    """Logs a warning, once for each model, that names its layers that normalize over the shard of a replica.
+def warn_of_normalization(model: Any, replica: Replica, replicas: int) -> None:
+    """Logs a warning, once for each model, that names the layers that have normalized the shard of a replica in its step.
 
     Args:
         model: the Keras model.
+        replica: the replica, after its step.
         replicas: how many replicas share a batch.
     """
-    layers = [layer.name for layer in _normalizations(model) if layer.trainable and not layer.synchronized]
+    layers = list(replica.normalizing)
     if layers and is_first_warning(model, "normalizes"):
         shown = ", ".join(layers[:3]) + (f" and {len(layers) - 3} more layers" if len(layers) > 3 else "")
         _log.warning(
@@ -80,6 +81,8 @@ def _of_batch(original: Callable[..., Any], x: Any, axes: Any, keepdims: bool) -
 
 def _with_mask(original: Callable[..., Any], layer: Any, inputs: Any, mask: Any) -> Any:
     """Returns the mean and the variance over what a mask leaves of the examples of all replicas, as Keras computes them."""
+    if (replica := replica_context.with_share()) is not None and not layer.synchronized:
+        replica.normalizing[layer.name] = None
     replica = _that_adds_up()
     if mask is None or not layer.synchronized or replica is None:
         return original(layer, inputs, mask)

@@ -65,6 +65,7 @@ class Replica:
         metric_numbers: what the metric function that runs has returned for a batch, if that is one number or one for each
             class; None if no metric function runs.
         is_over_batch: whether the metric function that runs surely returns that.
+        normalizing: the names of the layers that normalize the examples of this replica alone, in their order.
         drawn: how many operations of `tf.random` the updates of the step have.
         agree: called with what the step does next, if it runs eagerly and other tasks have to do the same, else None.
     """
@@ -107,6 +108,7 @@ class Replica:
     gathered: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
     metric_numbers: list[Any] | None = None
     is_over_batch: bool = False
+    normalizing: dict[str, None] = field(default_factory=dict)
     drawn: int = 0
     agree: Callable[[str], None] | None = None
 

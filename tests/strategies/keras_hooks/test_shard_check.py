@@ -63,6 +63,7 @@ EQUAL = (
     "a_mean_by_weights",
     "a_loss_that_compares_examples_and_is_one_number",
     "synchronized_normalization",
+    "a_normalization_that_only_infers",
     "an_embedding",
     "a_metric_with_variables_of_its_own",
 )

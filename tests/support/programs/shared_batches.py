@@ -196,6 +196,24 @@ def batch_normalization():
     return model
 
 
+class Infers(keras.Model):
+    """Calls a normalization with `training=False`, as a model that learns from another one."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.net, self.last = small(layers.BatchNormalization(name="bn")), layers.Dense(1)
+
+    def call(self, x):
+        return self.last(self.net(x, training=False))
+
+
+@case
+def a_normalization_that_only_infers():
+    model = Infers(name="a_normalization_that_only_infers")
+    model.compile("sgd", "mse")
+    return model
+
+
 # Steps that cannot be tried out.
 
 
