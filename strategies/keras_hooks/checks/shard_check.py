@@ -52,7 +52,6 @@ from tfdist.strategies.keras_hooks.checks.step_trial import (
 )
 from tfdist.strategies.keras_hooks.replicas import added_losses
 from tfdist.strategies.keras_hooks.replicas.added_losses import AddedLosses, sums_among
-from tfdist.strategies.keras_hooks.replicas.batch_normalization import Frozen
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, entered
 from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 from tfdist.strategies.private_api.user_functions import without_optionals
@@ -363,7 +362,7 @@ class ShardCheck:
                 self._strategy, 0, tf.constant(1.0), recorded=recorded, draw=draw, examples=count(batch), as_means=as_means
             )
             state.graph = tf.compat.v1.get_default_graph()
-            with self._as_replica(), entered(state), Frozen(self._model), variables_of(self._strategy), released(state):
+            with self._as_replica(), entered(state), variables_of(self._strategy), released(state):
                 if not self._trains or self._is_whole:
                     self._step(batch)
                 else:

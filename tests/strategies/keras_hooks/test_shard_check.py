@@ -36,6 +36,7 @@ WARNED = {
     "noise_on_its_gradients": "it adds random numbers to its gradients. Every replica draws its own",
     "a_truth_value_of_an_example": "last something that is no mean over the examples",
     "batch_normalization": "BatchNormalization (bn) normalizes each replica's part",
+    "a_step_that_sets_trainable_of_a_normalization": "BatchNormalization (bn) normalizes each replica's part",
 }
 UNCHECKED = {
     "random_numbers_without_a_seed": "it draws random numbers that no seed fixes (RandomStandardNormal)",

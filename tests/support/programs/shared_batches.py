@@ -196,6 +196,23 @@ def batch_normalization():
     return model
 
 
+class SetsTrainable(keras.Sequential):
+    """Sets `trainable` in its step, as a GAN may."""
+
+    def train_step(self, data):
+        self.trainable = False
+        self.trainable = True
+        return super().train_step(data)
+
+
+@case
+def a_step_that_sets_trainable_of_a_normalization():
+    net = [keras.Input((6,)), layers.Dense(8), layers.BatchNormalization(name="bn"), layers.Dense(4)]
+    model = SetsTrainable(net, name="a_step_that_sets_trainable_of_a_normalization")
+    model.compile("sgd", "mse")
+    return model
+
+
 class Infers(keras.Model):
     """Calls a normalization with `training=False`, as a model that learns from another one."""
 
