@@ -25,7 +25,7 @@ from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.checks.step_trial import are_dense, joined
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimizers
 from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_normalization
-from tfdist.strategies.keras_hooks.replicas.own_values import has_own_value, of_first
+from tfdist.strategies.keras_hooks.replicas.own_values import kept, of_first
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import NotInLoopError, Replica, entered
 from tfdist.strategies.private_api.replica_order import ordered_by_replica
@@ -273,6 +273,8 @@ class TrainingLoop:
             looping=looping,
             agree=self._agree if tf.executing_eagerly() else None,
         )
+        values = [self._strategy.experimental_local_results(v.value)[state.index] for v in self._metrics.variables()]
+        state.own_handles = [value.handle for value in values]
         with ordered_by_replica(), entered(state) as replica:
             self._strategy.extended.check_same(shard)
             if not small:
@@ -287,13 +289,11 @@ class TrainingLoop:
         if replica.agree is not None:
             replica.agree("ends")
         if replica.branches:
-            own = [self._strategy.experimental_local_results(v.value)[replica.index] for v in self._metrics.variables()]
-            check_updates(replica.branches, replica.graph, [variable.handle for variable in own])
+            check_updates(replica.branches, replica.graph, replica.own_handles)
         if self._trained_layers is not None and self._layout.replicas > 1 and self._layout.local.start + replica.index == 0:
             warn_of_normalization(self._model, replica, self._layout.replicas)
         self._metrics.of_first |= of_first(replica)
-        assigned = replica.assigned.items()
-        self._assigned.update({key: v for key, v in assigned if key not in replica.updated or has_own_value(replica, key)})
+        self._assigned.update(kept(replica))
         return logs
 
 

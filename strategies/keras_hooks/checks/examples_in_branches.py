@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.checks.function_arguments import deciding_variables, functions_of
+from tfdist.strategies.keras_hooks.replicas.function_arguments import deciding_variables, functions_of
 
 _LIBRARIES = tuple(os.path.dirname(str(each.__file__)) + os.sep for each in (keras, tf))
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep

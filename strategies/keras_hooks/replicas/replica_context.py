@@ -31,11 +31,14 @@ class Replica:
         assigned: the variables that the step assigns, by id.
         reduced: whether gradients have been added up over the replicas.
         postponed: updates that run after compiled code, as (optimizer, gradients, variables); None outside of compiled code.
-        given: what the step assigns by itself, not by an optimizer, as (variable, values), by the id of the variable.
+        given: what the step assigns by itself, not by an optimizer, as (variable, [(value, graph)]), by the id of the variable.
+        averaged: the ids of those of them that all replicas have the mean of by now.
+        own_handles: the handles of variables of which each replica has its own value, such as those of metrics.
         updated: the ids of the variables that optimizers update.
         summed: what the step does by itself with variables on a ps, by id: "add" to them, "replace" their values.
         graph: the graph of the step; None if the strategy does not say.
-        branches: the graphs inside it in which the step applies gradients, as those of a `tf.cond`.
+        branches: the graphs inside it in which the step applies gradients, as those of a `tf.cond`; if the step is only tried
+            out, those in which it assigns variables.
         pieces: the pieces of each gradient of such an update (same_rows.py); None elsewhere.
         unbuilt: updates of optimizers that have no variables yet, as (optimizer, variables). They are left out, and what is
             traced must not run. None if the strategy cannot build optimizers that it finds in a step.
@@ -77,7 +80,9 @@ class Replica:
     examples: Any = None
     may_be_empty: bool = False
     assigned: dict[int, Any] = field(default_factory=dict)
-    given: dict[int, tuple[Any, list[Any]]] = field(default_factory=dict)
+    given: dict[int, tuple[Any, list[tuple[Any, Any]]]] = field(default_factory=dict)
+    averaged: set[int] = field(default_factory=set)
+    own_handles: list[Any] = field(default_factory=list)
     reduced: bool = False
     postponed: list[Any] | None = None
     graph: Any = None

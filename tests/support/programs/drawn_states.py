@@ -173,6 +173,35 @@ def integers_that_depend_on_the_batch(scope):
     return [[float(value) for value in (each[0], each[-1])] for each in values]
 
 
+class CountsInBranch(keras.layers.Layer):
+    """Counts the batches whose first example is positive, in a branch, as integers and as floats."""
+
+    def build(self, shape):
+        self.positive = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="positive")
+        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
+
+    def call(self, x, training=False):
+        def count():
+            self.positive.assign(self.positive + 1)
+            return 0
+
+        if training:
+            ops.cond(x[0, 0] > 0, count, lambda: 0)
+            self.steps.assign(self.steps + 1)
+        return x
+
+
+@case
+def integers_that_are_counted_in_a_branch_by_the_batch(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), CountsInBranch(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.02), "mse")
+    model.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
+    values = [getattr(v.value, "values", [v.value]) for v in model.layers[0].variables]
+    return [[float(value) for value in (each[0], each[-1])] for each in values]
+
+
 class Adds(keras.metrics.Metric):
     """Adds a number of a batch, and counts the batches."""
 
