@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks.checks.own_code import has_own_metrics
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
 from tfdist.strategies.private_api import is_stateful_operation
 
@@ -19,6 +21,9 @@ _PROJECTIONS = 4
 LEAST_NORM, LEAST_CHANGE = 1e-3, 1e-6
 """Tensors with a smaller norm, of the largest one, are left out: their differences may be rounding. So are changes of
 variables that a step assigns itself, such as moving averages, which may be small beside gradients."""
+
+OUTPUT = "an output"
+"""The name of outputs in `Replica.recorded`. Other names are paths of variables."""
 
 _ROUNDINGS = 1000.0
 """How many times the rounding of a variable's value is added to the norm of its change."""
@@ -252,3 +257,19 @@ def assigned_variables(function: Any) -> list[str]:
     operations = [each for each in function.graph.get_operations() if "Assign" in each.type or "Scatter" in each.type]
     found = [names.get(id(handles.get(id(each.inputs[0])))) for each in operations if each.inputs]
     return [name.partition(":")[0] for name in found if name is not None]
+
+
+def compute_loss(model: Any, batch: Any, recorded: list[tuple[str | None, Any]]) -> None:
+    """Adds the outputs of a model and its loss to `recorded`, as Keras' `train_step` computes them.
+
+    That step needs no more than these to be means. Tracing it whole takes several times as long. Outputs that are linear in the
+    batch, as after a subtraction of its mean, show in their squares only.
+    """
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    outputs = model(x, training=True) if model._call_has_training_arg else model(x)
+    loss = model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight, training=True)
+    floats = [value for value in tf.nest.flatten(outputs) if isinstance(value, tf.Tensor) and value.dtype.is_floating]
+    recorded += [(OUTPUT, each) for value in floats for each in (value, value * value)]
+    recorded.append((None, loss))
+    if has_own_metrics(model):
+        model.compute_metrics(x, y, outputs, sample_weight)

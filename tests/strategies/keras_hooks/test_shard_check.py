@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 ONE_BY_ONE = "what an example adds to an update depends on the other examples of its batch"
 WARNED = {
     "contrastive": ONE_BY_ONE,
+    "a_contrastive_step_that_assigns_in_a_branch": ONE_BY_ONE,
     "normalized_by_hand": ONE_BY_ONE,
     "a_sum_of_the_examples": "an update depends on the number of examples",
     "a_sum_with_random_numbers": "an update depends on the number of examples",
@@ -40,6 +41,7 @@ WARNED = {
 }
 UNCHECKED = {
     "random_numbers_without_a_seed": "it draws random numbers that no seed fixes (RandomStandardNormal)",
+    "an_assignment_in_a_branch_by_the_batch": "by a value that it computes from the examples of the batch",
     "a_branch_by_the_batch": "by a value that it computes from the examples of the batch",
     "an_update_without_apply": "it changes variables itself, not by the apply of an optimizer",
     "a_variable_of_tensorflow": "it assigns the tf.Variable queue, of which every replica keeps its own value",
@@ -55,6 +57,7 @@ EQUAL = (
     "random_numbers",
     "few_random_numbers",
     "a_moving_average",
+    "a_mean_that_assigns_in_a_branch",
     "an_optimizer_that_centralizes_gradients",
     "connectionist_temporal_losses_that_a_layer_adds",
     "numbers_for_each_example_and_a_mean_that_a_layer_adds",

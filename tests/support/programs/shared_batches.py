@@ -12,47 +12,9 @@ import numpy as np
 import shared_losses  # noqa: F401 (it adds its cases)
 import tensorflow as tf
 from keras import layers, ops
-from shared_models import CASES, X, Y, case, cross_entropies, similarities, small
+from shared_models import CASES, X, Y, case, cross_entropies, own, similarities, small
 
 import tfdist
-
-
-class OwnStep(keras.Model):
-    """A model with a `train_step` of its own."""
-
-    def __init__(self, loss=lambda model, x, y, z: ops.mean((z - y) ** 2), change=None, before=None, **kwargs):
-        super().__init__(**kwargs)
-        self.net, self.loss_of, self.change, self.before = small(), loss, change, before
-        self.drop = layers.Dropout(0.5)
-        self.rows = self.add_weight(shape=(16, 4), initializer="zeros", trainable=False, name="rows")
-        self.mean = self.add_weight(shape=(4,), initializer="zeros", trainable=False, name="mean")
-        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False, name="seen", dtype="int32")
-        self.build((None, 6))
-
-    def call(self, x, training=False):
-        return self.net(x, training=training)
-
-    def gradients(self, x, y):
-        with tf.GradientTape() as tape:
-            z = self.net(x, training=True)
-            loss = self.loss_of(self, x, y, z)
-        return z, loss, tape.gradient(loss, self.net.trainable_variables)
-
-    def train_step(self, data):
-        x, y = data
-        z, loss, gradients = self.gradients(x, y)
-        if self.change:
-            gradients = self.change(gradients)
-        if self.before:
-            gradients = self.before(self, x, y, z, gradients) or gradients
-        self.optimizer.apply(gradients, self.net.trainable_variables)
-        return {"loss": loss}
-
-
-def own(name, **kwargs):
-    model = OwnStep(name=name, **kwargs)
-    model.compile(keras.optimizers.SGD(0.01))
-    return model
 
 
 def changed_by(name, layer):
@@ -239,6 +201,33 @@ def random_numbers_without_a_seed():
     return own(
         "random_numbers_without_a_seed", loss=lambda model, x, y, z: ops.mean((z + tf.random.normal(tf.shape(z)) - y) ** 2)
     )
+
+
+def assigned_in_branch(name, condition, **kwargs):
+    """A model that assigns a variable in a branch."""
+
+    def assign(self, x, y, z, gradients):
+        ops.cond(condition(self, x), lambda: (self.mean.assign(self.mean + 1), 0)[1], lambda: 0)
+
+    return own(name, before=assign, **kwargs)
+
+
+@case
+def a_contrastive_step_that_assigns_in_a_branch():
+    name = "a_contrastive_step_that_assigns_in_a_branch"
+    return assigned_in_branch(
+        name, lambda self, x: self.seen > 3, loss=lambda model, x, y, z: ops.mean(cross_entropies(similarities(z)))
+    )
+
+
+@case
+def a_mean_that_assigns_in_a_branch():
+    return assigned_in_branch("a_mean_that_assigns_in_a_branch", lambda self, x: self.seen > 3)
+
+
+@case
+def an_assignment_in_a_branch_by_the_batch():
+    return assigned_in_branch("an_assignment_in_a_branch_by_the_batch", lambda self, x: ops.mean(x) > 0)
 
 
 @case
