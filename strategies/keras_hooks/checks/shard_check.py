@@ -160,6 +160,7 @@ class ShardCheck:
         elif self._warns and outcome.integer is not None:
             self._warn(self._what_is_assigned(outcome.integer))
         outcome.metrics.apply(self._of_chief, self._warns)
+        self._traced, self._branches = None, ()  # Their graphs are as large as that of the step.
 
     def _with_sums_in_full(self, outcome: "_Outcome", halves: Any, size: int) -> "_Outcome":
         """Lets sums that layers add as losses count in full, if the step is a mean apart from them.

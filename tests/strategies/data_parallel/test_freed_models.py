@@ -21,6 +21,9 @@ with strategy.scope():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, "sigmoid")])
     model.compile("sgd", dice)
 model.fit(x, x[:, :1], batch_size=4, verbose=0)
+gc.collect()
+names = {each.name for each in gc.get_objects() if type(each).__name__ == "FuncGraph"}
+print("STEPS", "<lambda>" in names, "TRIALS", "trial" in names)
 del model
 keras.utils.clear_session()
 gc.collect()
@@ -35,6 +38,10 @@ def output(tmp_path_factory, run_python):
     (folder / "program.py").write_text(PROGRAM)
     run_python(folder, "program.py", output="output.txt", timeout=150)
     return (folder / "output.txt").read_text()
+
+
+def test_the_graph_of_a_trial_is_freed_before(output):
+    assert "STEPS True TRIALS False" in output, output[-3000:]
 
 
 def test_the_steps_of_a_model_with_a_loss_over_the_whole_batch_are_freed(output):
