@@ -120,12 +120,14 @@ def _is_number_of_batch(values: Any, replica: Replica) -> bool:
 
 
 def _update_sum(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
-    """Counts a number that is the same on every replica by the replica's share."""
+    """Counts a number that is the same on every replica by the replica's share; an integer on the first one."""
     replica = replica_context.with_share()
     if replica is not None and sample_weight is None and _is_same_everywhere(values):
         if replica.recorded is not None:
             metric_trial.settle(replica, metric)
-        sample_weight = replica.share
+        is_first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
+        is_float = tf.as_dtype(metric.dtype).is_floating
+        sample_weight = replica.share if is_float else tf.cast(is_first, metric.dtype)
     return original(metric, values, sample_weight)
 
 

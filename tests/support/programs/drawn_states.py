@@ -246,6 +246,23 @@ def what_is_zero_in_the_first_batch(scope):
     return {**history, **results_of(model, [])}
 
 
+class CountsSteps(keras.Sequential):
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.steps.update_state(1)
+        return {**logs, "steps": self.steps.result()}
+
+
+@case
+def a_sum_of_integers(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = CountsSteps([keras.Input((4,)), keras.layers.Dense(1)])
+        model.steps = keras.metrics.Sum(name="steps", dtype="int32")
+        model.compile(keras.optimizers.SGD(0.02), "mse")
+    return model.fit(X, Y, batch_size=7, shuffle=False, verbose=0).history
+
+
 class AddsSumsInTraining(keras.Sequential):
     """Its metric gets sums over the examples in training, and means in tests."""
 
