@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
@@ -60,14 +61,22 @@ def check(replica: Replica, variable: Any, value: Any) -> None:
     )
 
 
+def is_zero(value: Any) -> bool:
+    """Returns whether a value is the constant 0, as what `reset_state` assigns: the sums of all replicas begin anew."""
+    constant = tf.get_static_value(tf.convert_to_tensor(value))
+    return constant is not None and not np.any(constant)
+
+
 def adds(value: Any, handle: Any) -> bool | None:
-    """Returns whether a tensor of a function that is traced is the value of a variable plus something; None if not known.
+    """Returns whether a tensor of a function that is traced is the value of a variable plus something, or 0; None if not known.
 
     Args:
         value: the tensor.
         handle: the handle of the variable in the function, a tensor.
     """
     operation = value.op
+    if is_zero(value):
+        return True
     if operation.type == "ReadVariableOp":
         return bool(operation.inputs[0].name == handle.name)
     if operation.type in _KEEPS:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks.checks import metric_sums
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
 
 _MOST_VARIABLES = 256
@@ -75,7 +76,7 @@ def counted(replica: Replica, variable: Any, value: Any) -> Any:
         variable: the Keras variable.
         value: what its step assigns.
     """
-    if replica.share is None or id(variable) not in _by_share:
+    if replica.share is None or id(variable) not in _by_share or metric_sums.is_zero(value):
         return value
     old = variable.value
     return old + (tf.cast(value, old.dtype) - old) * tf.cast(replica.share, old.dtype)

@@ -31,6 +31,7 @@ CASES = (
     "integers_that_are_counted_in_a_branch_by_the_batch",
     "what_is_zero_in_the_first_batch",
     "a_metric_that_gets_sums_in_training_and_means_in_tests",
+    "a_metric_that_each_step_resets",
     "a_sum_of_integers",
 )
 

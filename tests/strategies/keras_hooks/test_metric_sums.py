@@ -16,6 +16,7 @@ SUMS = {
     "two sums": lambda v, x: v.assign(ops.sum(x) + (ops.mean(x) + v)),
     "of some batches": lambda v, x: v.assign(ops.where(ops.max(x) > 1, v + 1, v)),
     "of another dtype": lambda v, x: v.assign(ops.cast(ops.cast(v, "float64") + 1, "float32")),
+    "from the beginning": lambda v, x: (v.assign(ops.zeros(())), v.assign_add(ops.sum(x))),
     "in a branch": lambda v, x: v.assign(tf.cond(ops.max(x) > 1, lambda: ops.maximum(v, 1.0), lambda: v * 1)),
 }
 OTHERS = {

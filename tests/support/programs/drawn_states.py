@@ -263,6 +263,37 @@ def a_sum_of_integers(scope):
     return model.fit(X, Y, batch_size=7, shuffle=False, verbose=0).history
 
 
+class Means(Adds):
+    """Takes the mean of numbers."""
+
+    def __init__(self, name):
+        super().__init__(None, name)
+
+    def update_state(self, number):
+        self.total.assign_add(number)
+        self.batches.assign_add(1.0)
+
+
+class ShowsEachBatch(keras.Sequential):
+    """Resets a metric in each step."""
+
+    def train_step(self, data):
+        super().train_step(data)
+        self.error.reset_state()
+        self.error.update_state(ops.mean(ops.square(self(data[0]) - data[1])))
+        return {"of_batch": self.error.result()}
+
+
+@case
+def a_metric_that_each_step_resets(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = ShowsEachBatch([keras.Input((4,)), keras.layers.Dense(1)])
+        model.error = Means("error")
+        model.compile(keras.optimizers.SGD(0.02), "mse")
+    return model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0).history
+
+
 class AddsSumsInTraining(keras.Sequential):
     """Its metric gets sums over the examples in training, and means in tests."""
 
