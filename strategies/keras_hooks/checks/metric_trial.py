@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.checks import metric_sums
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
+from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 
 _MOST_VARIABLES = 256
 """Variables of a model's metrics that are looked at. All tasks have to send each other as many numbers."""
@@ -32,7 +33,6 @@ _SUM_TOLERANCE = 0.01
 """Of the growth of a sum. Only sums that do not depend on random numbers grow so exactly."""
 
 _log = logging.getLogger("tfdist")
-_warned: set[str] = set()
 _by_share: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _of_sums: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -164,9 +164,7 @@ class Judgement:
                 else:
                     variables.pop(id(variable), None)
         for what in self._warnings if warns else ():
-            message = f"{self._model.name}: {what}"
-            if message not in _warned:
-                _warned.add(message)
+            if is_first_warning(self._model, what):
                 _log.warning(
                     "a metric of %s (%s) differs from that in one process, because %d replicas share each batch: %s",
                     *(self._model.name, type(self._model).__name__, self._replicas, what),
