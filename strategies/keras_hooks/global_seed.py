@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks import build_scope
 from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.replicas import replica_context
-from tfdist.strategies.private_api import patches
+from tfdist.strategies.private_api import GLOBAL_SEED_GENERATOR, patches
 
 REPLICA_STRIDE = 15_485_863
 """Distance between the seeds of two replicas. Multiples of it are not those of the distance between two groups of hogwild."""
@@ -38,10 +38,11 @@ def install() -> None:
     patches.NEXT_SEED.patch(_next_seed)
     patches.OPERATION_SEEDS.patch(_operation_seeds)
     patches.RESET_GRAPH.patch(_reset_graph)
+    patches.SET_GLOBAL_ATTRIBUTE.patch(_set_global_attribute)
 
 
 def prepare(strategy: tf.distribute.Strategy) -> None:
-    """Makes the generator of a strategy, once, and after `keras.utils.clear_session` another one, as Keras does.
+    """Makes the generator of a strategy, once, and another one after `clear_session` and `set_random_seed`, as Keras does.
 
     Call it before a step is traced, in the main thread.
 
@@ -117,6 +118,13 @@ def _reset_graph(original: Callable[..., Any]) -> None:
     """Is called by `clear_session`. A step that is traced before the next call of `fit` keeps the generator."""
     original()
     _cleared.update(_generators)
+
+
+def _set_global_attribute(original: Callable[..., Any], name: str, value: Any) -> None:
+    """Is called by `set_random_seed`, with None for Keras' own generator."""
+    original(name, value)
+    if name == GLOBAL_SEED_GENERATOR and value is None:
+        _cleared.update(_generators)
 
 
 def _global_seed_generator(original: Callable[..., Any]) -> Any:

@@ -26,6 +26,7 @@ CASES = (
     "rows_that_a_step_draws",
     "a_learning_rate_by_the_batch",
     "numbers_without_a_seed_after_clear_session",
+    "numbers_without_a_seed_after_another_seed_is_set",
     "numbers_without_a_seed_in_a_step_that_runs_eagerly",
     "integers_that_depend_on_the_batch",
     "integers_that_are_counted_in_a_branch_by_the_batch",

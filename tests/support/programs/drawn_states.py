@@ -134,6 +134,11 @@ def numbers_without_a_seed_after_clear_session(scope):
 
 
 @case
+def numbers_without_a_seed_after_another_seed_is_set(scope):
+    return [trained(scope, lambda: [Noise()], epochs=1)["losses"] == trained(scope, lambda: [Noise()], epochs=1)["losses"]]
+
+
+@case
 def numbers_without_a_seed_in_a_step_that_runs_eagerly(scope):
     """One generator gives all of them: it is made once, and draws its seed from `random` then."""
     states = []
