@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.checks.own_code import has_own_metrics
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
+from tfdist.strategies.keras_hooks.replicas.same_rows import each_once
 from tfdist.strategies.private_api import is_stateful_operation
 
 MOST_EXAMPLES = 4
@@ -181,15 +182,26 @@ def summary(recorded: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
 
     The projection of a sum is the sum of the projections. They are compared in place of the tensors, which may fill a device.
     """
-    # Rows of a table that two examples look up are one update, so tables count as a whole.
-    flat = [tf.reshape(tf.cast(tf.convert_to_tensor(v), tf.float32), [-1]) for v in recorded]
+    flat = [_with_places(value) for value in recorded]
     if not flat:
         return tf.zeros([0, _PROJECTIONS]), tf.zeros([0])
     projections = []
-    for vector in flat:
-        places = tf.cast(tf.range(tf.size(vector)) % 8191, tf.float32)
+    for vector, numbers in flat:
+        places = tf.cast(numbers % 8191, tf.float32)
         projections.append([tf.reduce_sum(vector * tf.cos(places * (1.0 + 0.7 * k) + k)) for k in range(_PROJECTIONS)])
-    return tf.convert_to_tensor(projections), tf.stack([tf.norm(vector) for vector in flat])
+    return tf.convert_to_tensor(projections), tf.stack([tf.norm(vector) for vector, _ in flat])
+
+
+def _with_places(value: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the numbers of a tensor, [n], and their places in it, [n]; of rows of a table only what these rows have."""
+    if not isinstance(value, tf.IndexedSlices):
+        vector = tf.reshape(tf.cast(tf.convert_to_tensor(value), tf.float32), [-1])
+        return vector, tf.range(tf.size(vector))
+    slices = each_once(value)  # Rows that two examples look up are one update.
+    rows = tf.reshape(tf.cast(slices.values, tf.float32), [tf.size(slices.indices), -1])
+    width = tf.shape(rows, tf.int64)[1]
+    places = tf.cast(slices.indices, tf.int64)[:, None] * width + tf.range(width)
+    return tf.reshape(rows, [-1]), tf.reshape(places, [-1])
 
 
 def change(value: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
