@@ -31,6 +31,9 @@ from tfdist.strategies.keras_hooks.replicas.replica_context import NotInLoopErro
 from tfdist.strategies.private_api.replica_order import ordered_by_replica
 from tfdist.strategies.private_api.user_functions import without_optionals as converting_optionals
 
+_MOST_DRAWS = 1000
+"""Of the updates of a step that runs eagerly, with numbers of their own."""
+
 
 class UnbuiltOptimizersError(Exception):
     """A step that is traced updates variables with optimizers that have none yet. The user never sees it.
@@ -84,6 +87,7 @@ class TrainingLoop:
         self._functions: dict[Any, Any] = {}
         self._note, self._is_noted = note, False
         self._is_discovered = False  # Whether the optimizers of a step that runs eagerly are.
+        self._calls = 0  # Of the functions.
 
     def __call__(self, iterator: Any) -> Any:
         """Runs the next steps and returns their logs.
@@ -161,6 +165,7 @@ class TrainingLoop:
         A model may have optimizers of its own, such as a GAN's two. Mirrored variables cannot be made inside a compiled step,
         and only the step knows which optimizer updates which variables. So it is traced anew after its tracing has told.
         """
+        self._calls += 1
         if self._is_eager and not self._is_discovered:
             self._discover(*arguments)
         while True:
@@ -272,6 +277,7 @@ class TrainingLoop:
             graph=None if tf.executing_eagerly() else tf.compat.v1.get_default_graph(),
             looping=looping,
             agree=self._agree if tf.executing_eagerly() else None,
+            drawn=_MOST_DRAWS * self._calls if tf.executing_eagerly() else 0,
         )
         values = [self._strategy.experimental_local_results(v.value)[state.index] for v in self._metrics.variables()]
         state.own_handles = [value.handle for value in values]

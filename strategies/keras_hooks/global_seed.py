@@ -93,8 +93,7 @@ def _operation_seeds(original: Callable[..., Any], op_seed: Any) -> Any:
     """
     seeds = original(op_seed)
     context, replica = tf.distribute.get_replica_context(), replica_context.with_share()
-    is_update = replica is not None and replica.reduced and hasattr(hooks_of(replica.strategy), "layout")
-    if replica is not None and is_update and not tf.executing_eagerly():  # All replicas make the same one.
+    if replica is not None and replica.reduced and hasattr(hooks_of(replica.strategy), "layout"):  # All make the same update.
         return _seeds_of_update(replica, seeds[0], op_seed)
     if None in seeds or context is None or hooks_of(context.strategy) is None or replica_context.is_trial():
         return seeds
@@ -107,7 +106,8 @@ def _operation_seeds(original: Callable[..., Any], op_seed: Any) -> Any:
 def _seeds_of_update(replica: Any, seed: int | None, op_seed: int | None) -> tuple[int, int]:
     """Returns the seeds of an operation in the update of a replica: by its number, which is the same on all replicas.
 
-    TensorFlow would take the number of operations in the graph, in which one replica comes after the other.
+    TensorFlow would take the number of operations before it, in the graph or of all that have run eagerly, in which one replica
+    comes after the other.
     """
     replica.drawn += 1
     number = 2 * replica.drawn + replica.may_be_empty  # Small batches have a function of their own.

@@ -69,7 +69,7 @@ class Replica:
             class; None if no metric function runs.
         is_over_batch: whether the metric function that runs surely returns that.
         normalizing: the names of the layers that normalize the examples of this replica alone, in their order.
-        drawn: how many operations of `tf.random` the updates of the step have.
+        drawn: how many operations of `tf.random` the updates of the step have; of steps that run eagerly, also those before it.
         agree: called with what the step does next, if it runs eagerly and other tasks have to do the same, else None.
     """
 

@@ -29,10 +29,11 @@ class NoisyUpdatesOfTensorFlow(keras.optimizers.SGD):
 
 @case
 def random_numbers_in_an_update(scope):
-    with scope():
-        optimizer = NoisyUpdatesOfTensorFlow(0.02)
-    results = {"of TensorFlow": trained(scope, lambda: [], optimizer=optimizer)["differences"]}
+    results = {}
     for name, arguments in {"compiled": {}, "eager": {"run_eagerly": True}}.items():
+        with scope():
+            optimizer = NoisyUpdatesOfTensorFlow(0.02)
+        results[f"{name}, of TensorFlow"] = trained(scope, lambda: [], optimizer=optimizer, **arguments)["differences"]
         with scope():
             optimizer = NoisyUpdates(0.02)
         results[name] = trained(scope, lambda: [], optimizer=optimizer, **arguments)
