@@ -167,6 +167,13 @@ def _tensors(values: list[tuple[Any, Any]]) -> list[Any]:
     return [each for each in leaves if tf.is_symbolic_tensor(each)]
 
 
+def reads(replica: Replica, variables: Any, operations: Any) -> bool:
+    """Returns whether one of these operations reads one of these Keras variables."""
+    handles = {id(handle) for variable in variables for handle in _handles(replica, variable)}
+    found = (each for each in operations if each.type in ("ReadVariableOp", "ResourceGather"))
+    return any(id(outermost(each.inputs[0])) in handles for each in found)
+
+
 def _handles(replica: Replica, variable: Any) -> list[Any]:
     """Returns the handles that the replica reads a variable by: several of a sharded one."""
     if isinstance(variable._value, tf.distribute.DistributedValues):

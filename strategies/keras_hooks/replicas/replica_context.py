@@ -31,6 +31,7 @@ class Replica:
         assigned: the variables that the step assigns, by id.
         reduced: whether gradients have been added up over the replicas.
         postponed: updates that run after compiled code, as (optimizer, gradients, variables); None outside of compiled code.
+        before_update: how many operations compiled code has before its update.
         given: what the step assigns by itself, not by an optimizer, as (variable, [(value, graph)]), by the id of the variable.
         averaged: the ids of those of them that all replicas have the mean of by now.
         own_handles: the handles of variables of which each replica has its own value, such as those of metrics.
@@ -85,6 +86,7 @@ class Replica:
     own_handles: list[Any] = field(default_factory=list)
     reduced: bool = False
     postponed: list[Any] | None = None
+    before_update: int = 0
     graph: Any = None
     branches: list[Any] = field(default_factory=list)
     pieces: list[list[tuple[Any, str]]] | None = None
