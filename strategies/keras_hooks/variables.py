@@ -50,8 +50,9 @@ def _record(replica: replica_context.Replica, recorded: list[Any], variable: Any
             replica.integers.append(variable.path)
         return
     tensor = tf.convert_to_tensor(value)
-    if tensor.graph is not replica.graph:
-        return  # Nothing outside of the branch or loop can compute with it.
+    if tensor.graph is not replica.graph:  # Nothing outside of the branch or loop can compute with it.
+        replica.unseen += [variable.path] if depends_on_batch(tensor, of_random=False) else []
+        return
     _, before = replica.held.get(id(variable), (variable, variable._value))
     recorded.append((variable.path, step_trial.change(tensor, tf.convert_to_tensor(before))))
     # What follows in the step reads what it has assigned. Of a trained variable it may still take gradients.

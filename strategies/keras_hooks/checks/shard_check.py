@@ -136,6 +136,7 @@ class ShardCheck:
         self._integer: str | None = None  # See `_Outcome`.
         self._shown: str | None = None  # What the operations of its updates show.
         self._branches: Sequence[Any] = ()  # See `Replica`.
+        self._unseen: str | None = None  # See `Replica`.
         self._reads_replicas = self._has_weights = False
         self._traced: Any = None
 
@@ -244,6 +245,11 @@ class ShardCheck:
             arguments = sum(leaf is not None for leaf in tf.nest.flatten(first))
             if outcome.what is None and not as_means and decides_by_examples(function, arguments, self._branches):
                 self._warn_of(REASON)
+            elif outcome.what is None and not as_means and self._unseen is not None:
+                self._warn_of(
+                    f"it assigns {self._unseen} in a branch or loop (ops.cond), by the examples of the batch. After each step "
+                    "the replicas have the mean of what they have assigned"
+                )
         outcome.integer = self._integer
         if (end := len(norms)) > updates:
             tried = self._growth(function, joined(first, first), range(_DRAWS if is_random else 1), slice(updates, end))
@@ -376,6 +382,7 @@ class ShardCheck:
                 self._growths = [growth.growth_of(value) for _, value in (*counted, *added)]
                 self._shown = update_sources.what_shows(recorded, self._model)
                 self._integer = next(iter(state.integers), None) if self._trains else None
+                self._unseen = next(iter(state.unseen), None)
                 self._reads_replicas, self._branches = state.reads_replicas, state.branches
                 return summary([value for _, value in (*recorded, *counted, *added)])
 

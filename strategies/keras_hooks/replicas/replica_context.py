@@ -47,6 +47,7 @@ class Replica:
             variable, tensor); else None.
         integers: if the step is only tried out, the paths of the integers and truth values, no metric's, that it would assign
             by the examples.
+        unseen: if the step is only tried out, the paths of variables that it assigns by the examples in a branch or loop.
         held: if the step is only tried out, the values of variables in whose place it reads what it would assign, by id, as
             (variable, value).
         counted: if the step is only tried out, what it would add to variables of metrics, as (variable, change).
@@ -93,6 +94,7 @@ class Replica:
     unbuilt: list[Any] | None = None
     recorded: list[tuple[str | None, Any]] | None = None
     integers: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
     held: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     counted: list[tuple[Any, Any]] = field(default_factory=list)
     settled: set[int] = field(default_factory=set)

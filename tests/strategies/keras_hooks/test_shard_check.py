@@ -42,6 +42,7 @@ WARNED = {
 UNCHECKED = {
     "random_numbers_without_a_seed": "it draws random numbers that no seed fixes (RandomStandardNormal)",
     "an_assignment_in_a_branch_by_the_batch": "by a value that it computes from the examples of the batch",
+    "a_weight_that_begins_by_the_batch_in_a_branch": "/norm/scale in a branch or loop (ops.cond), by the examples of the batch",
     "a_branch_by_the_batch": "by a value that it computes from the examples of the batch",
     "an_update_without_apply": "it changes variables itself, not by the apply of an optimizer",
     "a_variable_of_tensorflow": "it assigns the tf.Variable queue, of which every replica keeps its own value",

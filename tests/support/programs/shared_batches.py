@@ -9,7 +9,8 @@ import sys
 
 import keras
 import numpy as np
-import shared_losses  # noqa: F401 (it adds its cases)
+import shared_branches  # noqa: F401 (it adds its cases)
+import shared_losses  # noqa: F401 (so does it)
 import tensorflow as tf
 from keras import layers, ops
 from shared_models import CASES, X, Y, case, cross_entropies, own, similarities, small
@@ -201,33 +202,6 @@ def random_numbers_without_a_seed():
     return own(
         "random_numbers_without_a_seed", loss=lambda model, x, y, z: ops.mean((z + tf.random.normal(tf.shape(z)) - y) ** 2)
     )
-
-
-def assigned_in_branch(name, condition, **kwargs):
-    """A model that assigns a variable in a branch."""
-
-    def assign(self, x, y, z, gradients):
-        ops.cond(condition(self, x), lambda: (self.mean.assign(self.mean + 1), 0)[1], lambda: 0)
-
-    return own(name, before=assign, **kwargs)
-
-
-@case
-def a_contrastive_step_that_assigns_in_a_branch():
-    name = "a_contrastive_step_that_assigns_in_a_branch"
-    return assigned_in_branch(
-        name, lambda self, x: self.seen > 3, loss=lambda model, x, y, z: ops.mean(cross_entropies(similarities(z)))
-    )
-
-
-@case
-def a_mean_that_assigns_in_a_branch():
-    return assigned_in_branch("a_mean_that_assigns_in_a_branch", lambda self, x: self.seen > 3)
-
-
-@case
-def an_assignment_in_a_branch_by_the_batch():
-    return assigned_in_branch("an_assignment_in_a_branch_by_the_batch", lambda self, x: ops.mean(x) > 0)
 
 
 @case
