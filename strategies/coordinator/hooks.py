@@ -18,7 +18,6 @@ from tfdist.strategies.inputs.source import BatchSource
 from tfdist.strategies.keras_hooks import step_build
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
-from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_normalization
 from tfdist.strategies.keras_hooks.step_logs import with_metrics
 from tfdist.strategies.private_api import is_default
 from tfdist.strategies.runtime import chief_device
@@ -146,8 +145,6 @@ class CoordinatorHooks(KerasHooks):
         replicas = self._strategy.num_replicas_in_sync
         if replicas < 2:
             return None
-        if step == model.train_step:
-            warn_of_normalization(model, replicas)
         size = sum(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in model.variables)
         if extended.worker_mesh is not None or size > MOST_CHECKED_BYTES:
             return None

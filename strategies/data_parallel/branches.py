@@ -10,11 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.checks.function_arguments import deciding_variables, functions_of
-from tfdist.strategies.keras_hooks.replicas.own_values import outermost
-
-_MOST_OPERATIONS = 5000
-"""Operations to look at. A predicate that is made of more may depend on anything."""
+from tfdist.strategies.keras_hooks.replicas.function_arguments import MOST_OPERATIONS, deciding_inputs, outermost
 
 
 def check_updates(graphs: Collection[Any], base: Any, of_replica: Collection[Any]) -> None:
@@ -28,48 +24,15 @@ def check_updates(graphs: Collection[Any], base: Any, of_replica: Collection[Any
     Raises:
         ValueError: if the predicate of such a branch may differ between replicas.
     """
+    own = {id(handle) for handle in of_replica}
     for graph in graphs:
-        while graph is not base and getattr(graph, "outer_graph", None) is not None:
-            inner, graph = graph, graph.outer_graph
-            for operation in graph.get_operations():
-                deciding = _deciding(operation, inner)
-                if deciding is None or not all(
-                    _is_same_everywhere(each, base, {id(handle) for handle in of_replica}) for each in deciding
-                ):
-                    raise ValueError(
-                        "the step applies gradients in a tf.cond, an `if` on a tensor, or a loop of TensorFlow, whose "
-                        "condition depends on the batch. Every task computes it of its own part of the batch, and tasks that "
-                        "update would wait for those that do not. Decide by variables, such as the number of steps, or update "
-                        "in every step"
-                    )
-
-
-def _deciding(operation: Any, inner: Any) -> list[Any] | None:
-    """Returns the inputs of an operation that decide whether, or how often, it runs the graph `inner`.
-
-    Returns:
-        An empty list if it never does; None if random numbers decide.
-    """
-    if operation.type in ("If", "StatelessIf"):
-        branches = [operation.get_attr(name).name for name in ("then_branch", "else_branch")]
-    elif operation.type in ("Case", "StatelessCase"):
-        branches = [each.name for each in operation.get_attr("branches")]
-    elif operation.type in ("While", "StatelessWhile") and operation.get_attr("body").name == inner.name:
-        return _deciding_of_loop(operation)
-    else:
-        branches = []
-    return [operation.inputs[0]] if inner.name in branches else []
-
-
-def _deciding_of_loop(operation: Any) -> list[Any] | None:
-    """Returns the inputs of a loop that decide how often it runs."""
-    functions = functions_of(operation.graph)
-    seen: list[str] = []
-    condition, body = (functions[operation.get_attr(name).name] for name in ("cond", "body"))
-    numbers = deciding_variables(condition, body, see=seen.append)
-    if len(seen) > _MOST_OPERATIONS or any("Random" in each for each in seen):
-        return None
-    return [operation.inputs[number] for number in sorted(numbers)]
+        deciding = deciding_inputs(graph, base)
+        if deciding is None or not all(_is_same_everywhere(each, base, own) for each in deciding):
+            raise ValueError(
+                "the step applies gradients in a tf.cond, an `if` on a tensor, or a loop of TensorFlow, whose condition "
+                "depends on the batch. Every task computes it of its own part of the batch, and tasks that update would wait "
+                "for those that do not. Decide by variables, such as the number of steps, or update in every step"
+            )
 
 
 def _is_same_everywhere(tensor: Any, base: Any, of_replica: Collection[int]) -> bool:
@@ -90,7 +53,7 @@ def _is_same_everywhere(tensor: Any, base: Any, of_replica: Collection[int]) -> 
             waiting += assigned.get(id(tensor), [])
             continue
         operation = tensor.op
-        if operation.type == "Placeholder" or "Random" in operation.type or len(seen) > _MOST_OPERATIONS:
+        if operation.type == "Placeholder" or "Random" in operation.type or len(seen) > MOST_OPERATIONS:
             return False
         waiting += operation.inputs
     return True

@@ -29,8 +29,7 @@ from tfdist.strategies.keras_hooks.calls import Call
 from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, KerasHooks, Logs
-from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_normalization
-from tfdist.strategies.keras_hooks.replicas.own_values import of_first
+from tfdist.strategies.keras_hooks.replicas.own_values import kept, of_first
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, entered
 from tfdist.strategies.keras_hooks.replicas.sent_dtypes import sent_as
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
@@ -84,8 +83,6 @@ class DataParallelHooks(KerasHooks):
         return lambda what: calls.agree({"call": "a step", "step": what})
 
     def _shard_check(self, model: Any, step: Callable[..., Any]) -> ShardCheck | None:
-        if self.is_chief and step == model.train_step:
-            warn_of_normalization(model, self.layout.replicas)
         if self._strategy.extended.mesh is not None:
             return None
 
@@ -113,7 +110,7 @@ class DataParallelHooks(KerasHooks):
                 self._strategy.extended.check_same(shard)
                 outputs = step(at_least_one(shard))
                 metrics.of_first |= of_first(replica)
-            assigned.update(replica.assigned)
+            assigned.update(kept(replica))
             return none_without_examples(outputs, rows)
 
         def on_batch(shards: Any, rows: Any) -> Any:

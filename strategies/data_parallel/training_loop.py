@@ -24,11 +24,15 @@ from tfdist.strategies.keras_hooks.checks import metric_sums
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.checks.step_trial import are_dense, joined
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimizers
-from tfdist.strategies.keras_hooks.replicas.own_values import has_own_value, of_first
+from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_normalization
+from tfdist.strategies.keras_hooks.replicas.own_values import kept, of_first
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import NotInLoopError, Replica, entered
 from tfdist.strategies.private_api.replica_order import ordered_by_replica
 from tfdist.strategies.private_api.user_functions import without_optionals as converting_optionals
+
+_MOST_DRAWS = 1000
+"""Of the updates of a step that runs eagerly, with numbers of their own."""
 
 
 class UnbuiltOptimizersError(Exception):
@@ -83,6 +87,7 @@ class TrainingLoop:
         self._functions: dict[Any, Any] = {}
         self._note, self._is_noted = note, False
         self._is_discovered = False  # Whether the optimizers of a step that runs eagerly are.
+        self._calls = 0  # Of the functions.
 
     def __call__(self, iterator: Any) -> Any:
         """Runs the next steps and returns their logs.
@@ -160,6 +165,7 @@ class TrainingLoop:
         A model may have optimizers of its own, such as a GAN's two. Mirrored variables cannot be made inside a compiled step,
         and only the step knows which optimizer updates which variables. So it is traced anew after its tracing has told.
         """
+        self._calls += 1
         if self._is_eager and not self._is_discovered:
             self._discover(*arguments)
         while True:
@@ -271,7 +277,10 @@ class TrainingLoop:
             graph=None if tf.executing_eagerly() else tf.compat.v1.get_default_graph(),
             looping=looping,
             agree=self._agree if tf.executing_eagerly() else None,
+            drawn=_MOST_DRAWS * self._calls if tf.executing_eagerly() else 0,
         )
+        values = [self._strategy.experimental_local_results(v.value)[state.index] for v in self._metrics.variables()]
+        state.own_handles = [value.handle for value in values]
         with ordered_by_replica(), entered(state) as replica:
             self._strategy.extended.check_same(shard)
             if not small:
@@ -286,11 +295,11 @@ class TrainingLoop:
         if replica.agree is not None:
             replica.agree("ends")
         if replica.branches:
-            own = [self._strategy.experimental_local_results(v.value)[replica.index] for v in self._metrics.variables()]
-            check_updates(replica.branches, replica.graph, [variable.handle for variable in own])
+            check_updates(replica.branches, replica.graph, replica.own_handles)
+        if self._trained_layers is not None and self._layout.replicas > 1 and self._layout.local.start + replica.index == 0:
+            warn_of_normalization(self._model, replica, self._layout.replicas)
         self._metrics.of_first |= of_first(replica)
-        assigned = replica.assigned.items()
-        self._assigned.update({key: v for key, v in assigned if key not in replica.updated or has_own_value(replica, key)})
+        self._assigned.update(kept(replica))
         return logs
 
 

@@ -1,5 +1,6 @@
 """`jit_compile=True`: XLA compiles a replica's step up to the update, which needs the other replicas."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -7,8 +8,12 @@ import tensorflow as tf
 
 from tfdist.strategies.inputs.batches import without_optionals
 from tfdist.strategies.keras_hooks.optimizer import pieces_of_all
-from tfdist.strategies.keras_hooks.replicas.replica_context import current
+from tfdist.strategies.keras_hooks.replicas.own_values import reads
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, current
 from tfdist.strategies.keras_hooks.replicas.same_rows import Pieces, joined
+from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
+
+_log = logging.getLogger("tfdist")
 
 
 def compiled(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -30,6 +35,9 @@ def compiled(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
         def until_update(shard: Any) -> Any:
             logs = step(shard)
+            later = tf.compat.v1.get_default_graph().get_operations()[replica.before_update :]
+            if reads(replica, [each for _, _, variables in updates for each in variables or ()], later):
+                _warn(model, replica)
             pieces[:] = [pieces_of_all(*update) for update in updates]  # Their rows are seen here only.
             return logs, [[piece for own in each for piece, _ in own if piece is not None] for each in pieces]
 
@@ -46,3 +54,14 @@ def compiled(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return logs
 
     return compiled_step
+
+
+def _warn(model: Any, replica: Replica) -> None:
+    is_first = replica.index == 0 and replica.strategy.tfdist_hooks.is_chief
+    if is_first and is_first_warning(model, "reads updated weights"):
+        _log.warning(
+            "the training of %s differs from that in one process: with jit_compile=True the update of several replicas follows "
+            "the compiled step, and this step reads weights after its update, as for an average of them. It gets those from "
+            "before it. Leave jit_compile at 'auto'",
+            model.name,
+        )

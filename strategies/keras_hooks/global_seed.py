@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks import build_scope
 from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.replicas import replica_context
-from tfdist.strategies.private_api import patches
+from tfdist.strategies.private_api import GLOBAL_SEED_GENERATOR, patches
 
 REPLICA_STRIDE = 15_485_863
 """Distance between the seeds of two replicas. Multiples of it are not those of the distance between two groups of hogwild."""
@@ -38,10 +38,11 @@ def install() -> None:
     patches.NEXT_SEED.patch(_next_seed)
     patches.OPERATION_SEEDS.patch(_operation_seeds)
     patches.RESET_GRAPH.patch(_reset_graph)
+    patches.SET_GLOBAL_ATTRIBUTE.patch(_set_global_attribute)
 
 
 def prepare(strategy: tf.distribute.Strategy) -> None:
-    """Makes the generator of a strategy, once, and after `keras.utils.clear_session` another one, as Keras does.
+    """Makes the generator of a strategy, once, and another one after `clear_session` and `set_random_seed`, as Keras does.
 
     Call it before a step is traced, in the main thread.
 
@@ -92,8 +93,7 @@ def _operation_seeds(original: Callable[..., Any], op_seed: Any) -> Any:
     """
     seeds = original(op_seed)
     context, replica = tf.distribute.get_replica_context(), replica_context.with_share()
-    is_update = replica is not None and replica.reduced and hasattr(hooks_of(replica.strategy), "layout")
-    if replica is not None and is_update and not tf.executing_eagerly():  # All replicas make the same one.
+    if replica is not None and replica.reduced and hasattr(hooks_of(replica.strategy), "layout"):  # All make the same update.
         return _seeds_of_update(replica, seeds[0], op_seed)
     if None in seeds or context is None or hooks_of(context.strategy) is None or replica_context.is_trial():
         return seeds
@@ -106,7 +106,8 @@ def _operation_seeds(original: Callable[..., Any], op_seed: Any) -> Any:
 def _seeds_of_update(replica: Any, seed: int | None, op_seed: int | None) -> tuple[int, int]:
     """Returns the seeds of an operation in the update of a replica: by its number, which is the same on all replicas.
 
-    TensorFlow would take the number of operations in the graph, in which one replica comes after the other.
+    TensorFlow would take the number of operations before it, in the graph or of all that have run eagerly, in which one replica
+    comes after the other.
     """
     replica.drawn += 1
     number = 2 * replica.drawn + replica.may_be_empty  # Small batches have a function of their own.
@@ -117,6 +118,13 @@ def _reset_graph(original: Callable[..., Any]) -> None:
     """Is called by `clear_session`. A step that is traced before the next call of `fit` keeps the generator."""
     original()
     _cleared.update(_generators)
+
+
+def _set_global_attribute(original: Callable[..., Any], name: str, value: Any) -> None:
+    """Is called by `set_random_seed`, with None for Keras' own generator."""
+    original(name, value)
+    if name == GLOBAL_SEED_GENERATOR and value is None:
+        _cleared.update(_generators)
 
 
 def _global_seed_generator(original: Callable[..., Any]) -> Any:

@@ -20,6 +20,7 @@ from tfdist.strategies.keras_hooks.checks.own_code import is_known
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.batch_sums import is_fixed
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
+from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 from tfdist.strategies.keras_hooks.replicas.whole_batch import (
     can_be_gathered,
     check_order,
@@ -32,7 +33,6 @@ from tfdist.strategies.keras_hooks.replicas.whole_batch import (
 from tfdist.strategies.private_api import patches
 
 _log = logging.getLogger("tfdist")
-_warned: set[str] = set()
 
 
 def install() -> None:
@@ -56,7 +56,7 @@ def _update_function(original: Callable[..., Any], metric: Any, y_true: Any, y_p
         if not numbers or replica.recorded is not None:  # In a trial: the metric counts right below.
             return result
         if replica.postponed is not None or not can_be_gathered(y_true, y_pred):
-            _warn_once(metric.name)
+            _warn_once(metric)
             replica.metric_numbers = None
             return original(metric, y_true, y_pred, sample_weight)
         if replica.looping:
@@ -120,12 +120,14 @@ def _is_number_of_batch(values: Any, replica: Replica) -> bool:
 
 
 def _update_sum(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
-    """Counts a number that is the same on every replica by the replica's share."""
+    """Counts a number that is the same on every replica by the replica's share; an integer on the first one."""
     replica = replica_context.with_share()
     if replica is not None and sample_weight is None and _is_same_everywhere(values):
         if replica.recorded is not None:
             metric_trial.settle(replica, metric)
-        sample_weight = replica.share
+        is_first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
+        is_float = tf.as_dtype(metric.dtype).is_floating
+        sample_weight = replica.share if is_float else tf.cast(is_first, metric.dtype)
     return original(metric, values, sample_weight)
 
 
@@ -135,11 +137,10 @@ def _is_same_everywhere(value: Any) -> bool:
     return not value.shape.rank and tf.is_symbolic_tensor(value) and is_fixed(value)
 
 
-def _warn_once(name: str) -> None:
-    if name not in _warned:
-        _warned.add(name)
+def _warn_once(metric: Any) -> None:
+    if is_first_warning(metric, "one number"):
         _log.warning(
             "the metric %s returns one number for a batch, or one for each class, which the replicas cannot compute together "
             "here; the mean of their numbers counts. Return one number per example instead",
-            name,
+            metric.name,
         )

@@ -107,6 +107,7 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
                 "and this train_step applies gradients twice; leave jit_compile at 'auto'"
             )
         replica.postponed.append((optimizer, list(grads), trainable_variables))
+        replica.before_update = len(tf.compat.v1.get_default_graph().get_operations())
         return None
     if not tf.executing_eagerly() and replica.graph not in (None, graph := tf.compat.v1.get_default_graph()):
         replica.branches.append(graph)

@@ -23,18 +23,7 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
     if replica is None or in_stateless_scope() or not tf.distribute.get_replica_context():
         return original(variable, value)
     if replica.recorded is not None:
-        if metric_sums.is_counted(variable):
-            metric_trial.record(replica, variable, value)
-        elif tf.as_dtype(variable.dtype).is_floating:
-            tensor = tf.convert_to_tensor(value)
-            _, before = replica.held.get(id(variable), (variable, variable._value))
-            replica.recorded.append((variable.path, step_trial.change(tensor, tf.convert_to_tensor(before))))
-            # What follows in the step reads what it has assigned. Of a trained variable it may still take gradients.
-            if replica.graph is tf.compat.v1.get_default_graph() and not variable.trainable:
-                replica.held.setdefault(id(variable), (variable, variable._value))
-                variable._value = tensor
-        elif depends_on_batch(value, of_random=False):  # There is no mean of integers and truth values.
-            replica.integers.append(variable.path)
+        _record(replica, replica.recorded, variable, value)
         return None
     if id(variable) in replica.same and isinstance(variable._value, tf.distribute.DistributedValues):
         local = replica.strategy.experimental_local_results(variable._value)[replica.index]
@@ -46,3 +35,27 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
     if (local := own_values.mean_to_come(replica, variable)) is not None:
         return local.assign(tf.cast(value, local.dtype))
     return original(variable, value)
+
+
+def _record(replica: replica_context.Replica, recorded: list[Any], variable: Any, value: Any) -> None:
+    """Records what a step would assign that is only tried out."""
+    if metric_sums.is_counted(variable):
+        metric_trial.record(replica, variable, value)
+        return
+    graph = tf.compat.v1.get_default_graph()
+    if graph is not replica.graph:  # A branch or a loop.
+        replica.branches.append(graph)
+    if not tf.as_dtype(variable.dtype).is_floating:
+        if depends_on_batch(value, of_random=False):  # There is no mean of integers and truth values.
+            replica.integers.append(variable.path)
+        return
+    tensor = tf.convert_to_tensor(value)
+    if tensor.graph is not replica.graph:  # Nothing outside of the branch or loop can compute with it.
+        replica.unseen += [variable.path] if depends_on_batch(tensor, of_random=False) else []
+        return
+    _, before = replica.held.get(id(variable), (variable, variable._value))
+    recorded.append((variable.path, step_trial.change(tensor, tf.convert_to_tensor(before))))
+    # What follows in the step reads what it has assigned. Of a trained variable it may still take gradients.
+    if graph is replica.graph and not variable.trainable:
+        replica.held.setdefault(id(variable), (variable, variable._value))
+        variable._value = tensor

@@ -26,6 +26,7 @@ from tfdist.strategies.private_api import (
     checkpoint_management,
     file_utils,
     keras_distribution,
+    keras_global_state,
     keras_loss_module,
     keras_nn,
     keras_numpy,
@@ -48,9 +49,7 @@ MAKE_FUNCTION = PatchPoint(
 MAKE_PREDICT_FUNCTION = PatchPoint(
     TensorFlowTrainer, "make_predict_function", "self, force", "The strategy makes the predict function."
 )
-METRICS_RESULT_OR_LOGS = PatchPoint(
-    TensorFlowTrainer, "_get_metrics_result_or_logs", "self, logs", "The logs of an epoch are those of all executions."
-)
+METRICS_RESULT_OR_LOGS = PatchPoint(TensorFlowTrainer, "_get_metrics_result_or_logs", "self, logs", "Of all executions.")
 RESET_METRICS = PatchPoint(TensorFlowTrainer, "reset_metrics", "self", "No execution in flight may add to metrics then.")
 SYMBOLIC_BUILD = PatchPoint(
     TensorFlowTrainer, "_maybe_symbolic_build", "self, iterator, data_batch", "Building a model must not take a batch."
@@ -121,6 +120,7 @@ GLOBAL_SEED_GENERATOR = PatchPoint(
     seed_generator_module, "global_seed_generator", "", "Keras keeps a generator per thread; replicas trace in several."
 )
 OPERATION_SEEDS = PatchPoint(tf_random_seed, "get_seed", "op_seed", "All tasks have one seed, and would draw the same numbers.")
+SET_GLOBAL_ATTRIBUTE = PatchPoint(keras_global_state, "set_global_attribute", "name, value", "`set_random_seed` calls it.")
 NEXT_SEED = PatchPoint(
     keras.random.SeedGenerator, "next", "self, ordered", "Replicas have equal states, and would draw the same numbers."
 )

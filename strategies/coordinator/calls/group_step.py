@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist.strategies.inputs.batch_shards import Layout, per_replica
 from tfdist.strategies.inputs.batches import concatenated, none_without_examples, rows_of
 from tfdist.strategies.keras_hooks.replicas import replica_context
+from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_normalization
 from tfdist.strategies.private_api.user_functions import without_optionals
 
 _InParts = tf.experimental.ExtensionType  # `model_parallel.split_tensor.SplitTensor` is one.
@@ -82,7 +83,7 @@ class GroupStep:
     ) -> None:
         self._strategy = strategy
         self._model = model
-        self._step = without_optionals(model, step)
+        self._step, self._trains = without_optionals(model, step), step == model.train_step
         self._outputs = outputs
         self._scope = scope
 
@@ -106,9 +107,10 @@ class GroupStep:
                 graph = tf.compat.v1.get_default_graph()
                 replica = replica_context.Replica(self._strategy, index, share, rows_of(shard), graph=graph)
                 with replica_context.entered(replica):
-                    if counts is None:
-                        return self._outputs.of_replica(self._step(shard), None)
-                    return self._outputs.of_replica(self._step_that_may_not_count(shard, share), counts[index])
+                    outputs = self._step(shard) if counts is None else self._step_that_may_not_count(shard, share)
+                    if self._trains and index == 0:
+                        warn_of_normalization(self._model, replica, len(devices))
+                    return self._outputs.of_replica(outputs, None if counts is None else counts[index])
 
             return self._by_replica(devices, self._strategy.run(on_replica, args=(batch,))), shares
 

@@ -12,7 +12,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.checks.function_arguments import deciding_variables, functions_of
+from tfdist.strategies.keras_hooks.replicas.function_arguments import (
+    deciding_inputs,
+    deciding_variables,
+    functions_of,
+    outermost,
+)
 
 _LIBRARIES = tuple(os.path.dirname(str(each.__file__)) + os.sep for each in (keras, tf))
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
@@ -34,7 +39,7 @@ REASON = (
 """What is to be said of a step whose `decides_by_examples` is true."""
 
 
-def decides_by_examples(function: Any, arguments: int) -> bool:
+def decides_by_examples(function: Any, arguments: int, assigning: Sequence[Any] = ()) -> bool:
     """Returns whether a traced step takes a branch, or ends a loop, by a value that depends on examples, not on their number.
 
     Those for each example, inside a loop, are left out.
@@ -42,10 +47,13 @@ def decides_by_examples(function: Any, arguments: int) -> bool:
     Args:
         function: the traced step.
         arguments: how many of its first tensors are those of the batch.
+        assigning: the graphs of branches and loops in which it would assign variables.
     """
     graph = function.graph
     examples = {id(tensor) for tensor in graph.inputs[:arguments]}
     functions = functions_of(graph)
+    if any(_is_from(each, examples) for inner in assigning for each in deciding_inputs(inner, graph) or ()):
+        return True
     for operation in _leading_to(graph.outputs):
         if not any(output.dtype.is_floating for output in operation.outputs):
             continue  # As of an assertion.
@@ -82,10 +90,10 @@ def _is_own(operation: Any) -> bool:
 def _is_from(tensor: Any, examples: set[int]) -> bool:
     found, seen = [tensor], set()
     while found:
-        tensor = found.pop()
+        tensor = outermost(found.pop())
         if id(tensor) in examples:
             return True
-        if id(tensor) not in seen and tensor.op.type not in _SIZES:
+        if id(tensor) not in seen and tf.is_symbolic_tensor(tensor) and tensor.op.type not in _SIZES:
             seen.add(id(tensor))
             found += tensor.op.inputs
     return False

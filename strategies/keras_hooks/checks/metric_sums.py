@@ -10,9 +10,11 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
+from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 
 _KEEPS = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "TensorScatterAdd")
 """Operations whose result is a sum if their first operand is."""
@@ -23,7 +25,6 @@ _UNKNOWN = ("If", "Call", "While", "Merge", "Concat", "Pack", "Slice", "Pad", "T
 """Parts of the types of operations of which nothing is said."""
 
 _log = logging.getLogger("tfdist")
-_warned: set[str] = set()
 _noted: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
@@ -47,11 +48,11 @@ def check(replica: Replica, variable: Any, value: Any) -> None:
     """
     groups = getattr(replica.strategy, "worker_groups", ())
     is_alone = replica.share is None and len(groups) < 2
-    if is_alone or not is_counted(variable) or variable.path in _warned or not isinstance(value, tf.Tensor):
+    if is_alone or not is_counted(variable) or not isinstance(value, tf.Tensor) or tf.executing_eagerly():
         return
-    if tf.executing_eagerly() or adds(value, tf.convert_to_tensor(variable.value).op.inputs[0]) is not False:
+    is_sum = adds(value, tf.convert_to_tensor(variable.value).op.inputs[0]) is not False
+    if is_sum or not is_first_warning(variable, "assigns no sum"):
         return
-    _warned.add(variable.path)
     _log.warning(
         "the metric variable %s is assigned something else than itself plus a number: a maximum, a moving average, or the last "
         "value. Every replica keeps its own, and their sum counts, which is wrong. Keep sums (assign_add), or compute this "
@@ -60,14 +61,22 @@ def check(replica: Replica, variable: Any, value: Any) -> None:
     )
 
 
+def is_zero(value: Any) -> bool:
+    """Returns whether a value is the constant 0, as what `reset_state` assigns: the sums of all replicas begin anew."""
+    constant = tf.get_static_value(tf.convert_to_tensor(value))
+    return constant is not None and not np.any(constant)
+
+
 def adds(value: Any, handle: Any) -> bool | None:
-    """Returns whether a tensor of a function that is traced is the value of a variable plus something; None if not known.
+    """Returns whether a tensor of a function that is traced is the value of a variable plus something, or 0; None if not known.
 
     Args:
         value: the tensor.
         handle: the handle of the variable in the function, a tensor.
     """
     operation = value.op
+    if is_zero(value):
+        return True
     if operation.type == "ReadVariableOp":
         return bool(operation.inputs[0].name == handle.name)
     if operation.type in _KEEPS:

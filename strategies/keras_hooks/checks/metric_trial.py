@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks.checks import metric_sums
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
+from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 
 _MOST_VARIABLES = 256
 """Variables of a model's metrics that are looked at. All tasks have to send each other as many numbers."""
@@ -31,7 +33,6 @@ _SUM_TOLERANCE = 0.01
 """Of the growth of a sum. Only sums that do not depend on random numbers grow so exactly."""
 
 _log = logging.getLogger("tfdist")
-_warned: set[str] = set()
 _by_share: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _of_sums: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -75,7 +76,7 @@ def counted(replica: Replica, variable: Any, value: Any) -> Any:
         variable: the Keras variable.
         value: what its step assigns.
     """
-    if replica.share is None or id(variable) not in _by_share:
+    if replica.share is None or id(variable) not in _by_share or metric_sums.is_zero(value):
         return value
     old = variable.value
     return old + (tf.cast(value, old.dtype) - old) * tf.cast(replica.share, old.dtype)
@@ -163,9 +164,7 @@ class Judgement:
                 else:
                     variables.pop(id(variable), None)
         for what in self._warnings if warns else ():
-            message = f"{self._model.name}: {what}"
-            if message not in _warned:
-                _warned.add(message)
+            if is_first_warning(self._model, what):
                 _log.warning(
                     "a metric of %s (%s) differs from that in one process, because %d replicas share each batch: %s",
                     *(self._model.name, type(self._model).__name__, self._replicas, what),

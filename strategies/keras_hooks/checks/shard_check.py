@@ -23,11 +23,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.checks import examples_in_branches, growth, metric_trial, update_sources
+from tfdist.strategies.keras_hooks.checks import growth, metric_trial, update_sources
+from tfdist.strategies.keras_hooks.checks.examples_in_branches import REASON, decides_by_examples
 from tfdist.strategies.keras_hooks.checks.own_code import (
     has_own_code,
     has_own_loss,
-    has_own_metrics,
     has_own_step,
     has_own_test,
     has_own_updates,
@@ -36,9 +36,11 @@ from tfdist.strategies.keras_hooks.checks.own_code import (
 from tfdist.strategies.keras_hooks.checks.step_trial import (
     LEAST_CHANGE,
     LEAST_NORM,
+    OUTPUT,
     assigned_variables,
     changing_operations,
     compared,
+    compute_loss,
     count,
     joined,
     large,
@@ -52,7 +54,6 @@ from tfdist.strategies.keras_hooks.checks.step_trial import (
 )
 from tfdist.strategies.keras_hooks.replicas import added_losses
 from tfdist.strategies.keras_hooks.replicas.added_losses import AddedLosses, sums_among
-from tfdist.strategies.keras_hooks.replicas.batch_normalization import Frozen
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, entered
 from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 from tfdist.strategies.private_api.user_functions import without_optionals
@@ -65,9 +66,6 @@ _SUM_GROWTH, _DRAWS, _MORE_DRAWS = 1.2, 8, 64
 """With random numbers: the norm of a mean of twice as many examples is 0.7 to 1 times as large, and 0.7 if all of it is random.
 That of a sum is 1.4 to 2 times as large. Both are measured in so many draws, and if that looks like a sum, in more. Measured
 with half of 16 units dropped out: 0.90 +- 0.24 in 8 draws, 0.86 +- 0.07 in 64."""
-
-_OUTPUT = "an output"
-"""The name of outputs in `Replica.recorded`. Other names are paths of variables."""
 
 _CLIPS = ("clip_by_global_norm", "clip_by_norm")
 """Names that TensorFlow gives the operations of functions that clip."""
@@ -137,6 +135,8 @@ class ShardCheck:
         self._growths: Sequence[float | None] = ()  # Of what it adds to these variables, and of these losses.
         self._integer: str | None = None  # See `_Outcome`.
         self._shown: str | None = None  # What the operations of its updates show.
+        self._branches: Sequence[Any] = ()  # See `Replica`.
+        self._unseen: str | None = None  # See `Replica`.
         self._reads_replicas = self._has_weights = False
         self._traced: Any = None
 
@@ -161,6 +161,7 @@ class ShardCheck:
         elif self._warns and outcome.integer is not None:
             self._warn(self._what_is_assigned(outcome.integer))
         outcome.metrics.apply(self._of_chief, self._warns)
+        self._traced, self._branches = None, ()  # Their graphs are as large as that of the step.
 
     def _with_sums_in_full(self, outcome: "_Outcome", halves: Any, size: int) -> "_Outcome":
         """Lets sums that layers add as losses count in full, if the step is a mean apart from them.
@@ -229,7 +230,7 @@ class ShardCheck:
         tolerance = _GPU_TOLERANCE if tf.config.list_logical_devices("GPU") else _TOLERANCE
         if "16" in keras.backend.standardize_dtype(self._model.compute_dtype):
             tolerance = _HALF_TOLERANCE
-        least = np.array([LEAST_NORM if name in (None, _OUTPUT) else LEAST_CHANGE for name in self._names])
+        least = np.array([LEAST_NORM if name in (None, OUTPUT) else LEAST_CHANGE for name in self._names])
         is_random = any("Random" in node.op for node in nodes)
         outcome = _Outcome(metric_trial.Judgement(self._model, self._replicas), is_known=True)
         if self._trains and self._warns and updates:
@@ -242,8 +243,13 @@ class ShardCheck:
                 outcome.what = self._what_is_no_mean(changed, nodes)
             outcome.what = outcome.what or self._shown
             arguments = sum(leaf is not None for leaf in tf.nest.flatten(first))
-            if outcome.what is None and not as_means and examples_in_branches.decides_by_examples(function, arguments):
-                self._warn_of(examples_in_branches.REASON)
+            if outcome.what is None and not as_means and decides_by_examples(function, arguments, self._branches):
+                self._warn_of(REASON)
+            elif outcome.what is None and not as_means and self._unseen is not None:
+                self._warn_of(
+                    f"it assigns {self._unseen} in a branch or loop (ops.cond), by the examples of the batch. After each step "
+                    "the replicas have the mean of what they have assigned"
+                )
         outcome.integer = self._integer
         if (end := len(norms)) > updates:
             tried = self._growth(function, joined(first, first), range(_DRAWS if is_random else 1), slice(updates, end))
@@ -281,7 +287,7 @@ class ShardCheck:
     def _what_is_no_mean(self, places: Sequence[int], nodes: Sequence[Any]) -> str | None:
         """Returns what is to be said of a step that updates or assigns something that is no mean, at these places."""
         sizes = [self._names[place] for place in places]
-        assigned = [name for name in sizes if name not in (None, _OUTPUT)]
+        assigned = [name for name in sizes if name not in (None, OUTPUT)]
         if assigned:
             return self._what_is_assigned(assigned[0])
         return _SUM if None in sizes else self._what_else(nodes)
@@ -363,11 +369,11 @@ class ShardCheck:
                 self._strategy, 0, tf.constant(1.0), recorded=recorded, draw=draw, examples=count(batch), as_means=as_means
             )
             state.graph = tf.compat.v1.get_default_graph()
-            with self._as_replica(), entered(state), Frozen(self._model), variables_of(self._strategy), released(state):
+            with self._as_replica(), entered(state), variables_of(self._strategy), released(state):
                 if not self._trains or self._is_whole:
                     self._step(batch)
                 else:
-                    _compute_loss(self._model, batch, recorded)
+                    compute_loss(self._model, batch, recorded)
                 recorded, counted = recorded if self._trains else [], metric_trial.changes(state)
                 added = added_losses.recorded(state) if self._trains else []
                 self._names = [name for name, _ in recorded]
@@ -376,24 +382,9 @@ class ShardCheck:
                 self._growths = [growth.growth_of(value) for _, value in (*counted, *added)]
                 self._shown = update_sources.what_shows(recorded, self._model)
                 self._integer = next(iter(state.integers), None) if self._trains else None
-                self._reads_replicas = state.reads_replicas
+                self._unseen = next(iter(state.unseen), None)
+                self._reads_replicas, self._branches = state.reads_replicas, state.branches
                 return summary([value for _, value in (*recorded, *counted, *added)])
 
         signature = mapped(lambda v: tf.TensorSpec([None, *v.shape[1:]], v.dtype), example)
         return tf.function(trial, autograph=False).get_concrete_function(signature, tf.TensorSpec([], tf.int32))
-
-
-def _compute_loss(model: Any, batch: Any, recorded: list[tuple[str | None, Any]]) -> None:
-    """Adds the outputs of a model and its loss to `recorded`, as Keras' `train_step` computes them.
-
-    That step needs no more than these to be means. Tracing it whole takes several times as long. Outputs that are linear in the
-    batch, as after a subtraction of its mean, show in their squares only.
-    """
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    outputs = model(x, training=True) if model._call_has_training_arg else model(x)
-    loss = model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight, training=True)
-    floats = [value for value in tf.nest.flatten(outputs) if isinstance(value, tf.Tensor) and value.dtype.is_floating]
-    recorded += [(_OUTPUT, each) for value in floats for each in (value, value * value)]
-    recorded.append((None, loss))
-    if has_own_metrics(model):
-        model.compute_metrics(x, y, outputs, sample_weight)

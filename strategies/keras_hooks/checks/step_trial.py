@@ -5,10 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks.checks.own_code import has_own_metrics
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
+from tfdist.strategies.keras_hooks.replicas.same_rows import each_once
 from tfdist.strategies.private_api import is_stateful_operation
 
 MOST_EXAMPLES = 4
@@ -19,6 +22,9 @@ _PROJECTIONS = 4
 LEAST_NORM, LEAST_CHANGE = 1e-3, 1e-6
 """Tensors with a smaller norm, of the largest one, are left out: their differences may be rounding. So are changes of
 variables that a step assigns itself, such as moving averages, which may be small beside gradients."""
+
+OUTPUT = "an output"
+"""The name of outputs in `Replica.recorded`. Other names are paths of variables."""
 
 _ROUNDINGS = 1000.0
 """How many times the rounding of a variable's value is added to the norm of its change."""
@@ -35,8 +41,9 @@ _READS = (
 _RAISES = ("Assert", "CheckNumerics", "CheckNumericsV2")  # `keras.ops.cholesky` runs CheckNumerics.
 _LOOKUPS = ("LookupTableFindV2", "LookupTableSizeV2", "HashTableV2")
 _MAKES_EMPTY = ("Empty",)  # As `keras.ops.ctc_loss`, which then fills it. TensorFlow calls it stateful.
+_OF_GPUS = ("CudnnRNNV3", "CudnnRNNBackpropV3")  # Of Keras' recurrent layers. They draw for a dropout, which Keras leaves at 0.
 _CONTAINERS = ("StatefulPartitionedCall", "If", "While", "Case")
-_HARMLESS = frozenset((*_READS, *_RAISES, *_LOOKUPS, *_MAKES_EMPTY, *_CONTAINERS))
+_HARMLESS = frozenset((*_READS, *_RAISES, *_LOOKUPS, *_MAKES_EMPTY, *_OF_GPUS, *_CONTAINERS))
 """Stateful operations that a trial may run: they change nothing, and give the same result again."""
 
 _OF_VARIABLES = ("initial_value", "trainable", "name", "dtype", "aggregation", "synchronization", "shape")
@@ -176,15 +183,26 @@ def summary(recorded: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
 
     The projection of a sum is the sum of the projections. They are compared in place of the tensors, which may fill a device.
     """
-    # Rows of a table that two examples look up are one update, so tables count as a whole.
-    flat = [tf.reshape(tf.cast(tf.convert_to_tensor(v), tf.float32), [-1]) for v in recorded]
+    flat = [_with_places(value) for value in recorded]
     if not flat:
         return tf.zeros([0, _PROJECTIONS]), tf.zeros([0])
     projections = []
-    for vector in flat:
-        places = tf.cast(tf.range(tf.size(vector)) % 8191, tf.float32)
+    for vector, numbers in flat:
+        places = tf.cast(numbers % 8191, tf.float32)
         projections.append([tf.reduce_sum(vector * tf.cos(places * (1.0 + 0.7 * k) + k)) for k in range(_PROJECTIONS)])
-    return tf.convert_to_tensor(projections), tf.stack([tf.norm(vector) for vector in flat])
+    return tf.convert_to_tensor(projections), tf.stack([tf.norm(vector) for vector, _ in flat])
+
+
+def _with_places(value: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the numbers of a tensor, [n], and their places in it, [n]; of rows of a table only what these rows have."""
+    if not isinstance(value, tf.IndexedSlices):
+        vector = tf.reshape(tf.cast(tf.convert_to_tensor(value), tf.float32), [-1])
+        return vector, tf.range(tf.size(vector))
+    slices = each_once(value)  # Rows that two examples look up are one update.
+    rows = tf.reshape(tf.cast(slices.values, tf.float32), [tf.size(slices.indices), -1])
+    width = tf.shape(rows, tf.int64)[1]
+    places = tf.cast(slices.indices, tf.int64)[:, None] * width + tf.range(width)
+    return tf.reshape(rows, [-1]), tf.reshape(places, [-1])
 
 
 def change(value: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
@@ -252,3 +270,19 @@ def assigned_variables(function: Any) -> list[str]:
     operations = [each for each in function.graph.get_operations() if "Assign" in each.type or "Scatter" in each.type]
     found = [names.get(id(handles.get(id(each.inputs[0])))) for each in operations if each.inputs]
     return [name.partition(":")[0] for name in found if name is not None]
+
+
+def compute_loss(model: Any, batch: Any, recorded: list[tuple[str | None, Any]]) -> None:
+    """Adds the outputs of a model and its loss to `recorded`, as Keras' `train_step` computes them.
+
+    That step needs no more than these to be means. Tracing it whole takes several times as long. Outputs that are linear in the
+    batch, as after a subtraction of its mean, show in their squares only.
+    """
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    outputs = model(x, training=True) if model._call_has_training_arg else model(x)
+    loss = model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight, training=True)
+    floats = [value for value in tf.nest.flatten(outputs) if isinstance(value, tf.Tensor) and value.dtype.is_floating]
+    recorded += [(OUTPUT, each) for value in floats for each in (value, value * value)]
+    recorded.append((None, loss))
+    if has_own_metrics(model):
+        model.compute_metrics(x, y, outputs, sample_weight)

@@ -21,31 +21,15 @@ from tfdist.strategies.private_api.own_gradients import register, with_gradient
 _log = logging.getLogger("tfdist")
 
 
-class Frozen:
-    """Lets layers that normalize over the batch use their moving statistics: `warn_of_normalization` names these layers."""
-
-    def __init__(self, model: Any) -> None:
-        self._layers = [layer for layer in _normalizations(model) if layer.trainable]
-        # Keras' setter of a layer would also train weights of it that the program has frozen.
-        self._before = [(each, each.trainable) for layer in self._layers for each in (layer, *layer.variables)]
-
-    def __enter__(self) -> None:
-        for layer in self._layers:
-            layer.trainable = False
-
-    def __exit__(self, *_: Any) -> None:
-        for each, trainable in self._before:
-            each._trainable = trainable
-
-
-def warn_of_normalization(model: Any, replicas: int) -> None:
-    """Logs a warning, once for each model, that names its layers that normalize over the shard of a replica.
+def warn_of_normalization(model: Any, replica: Replica, replicas: int) -> None:
+    """Logs a warning, once for each model, that names the layers that have normalized the shard of a replica in its step.
 
     Args:
         model: the Keras model.
+        replica: the replica, after its step.
         replicas: how many replicas share a batch.
     """
-    layers = [layer.name for layer in _normalizations(model) if layer.trainable and not layer.synchronized]
+    layers = list(replica.normalizing)
     if layers and is_first_warning(model, "normalizes"):
         shown = ", ".join(layers[:3]) + (f" and {len(layers) - 3} more layers" if len(layers) > 3 else "")
         _log.warning(
@@ -53,10 +37,6 @@ def warn_of_normalization(model: Any, replicas: int) -> None:
             "(%s) normalizes each replica's part. BatchNormalization(synchronized=True) normalizes the whole batch",
             *(model.name, replicas, shown),
         )
-
-
-def _normalizations(model: Any) -> list[Any]:
-    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
 
 
 def install() -> None:
@@ -80,6 +60,11 @@ def _of_batch(original: Callable[..., Any], x: Any, axes: Any, keepdims: bool) -
 
 def _with_mask(original: Callable[..., Any], layer: Any, inputs: Any, mask: Any) -> Any:
     """Returns the mean and the variance over what a mask leaves of the examples of all replicas, as Keras computes them."""
+    replica = replica_context.with_share()
+    if replica is not None and replica.recorded is not None:  # A trial is about everything else.
+        return tuple(tf.cast(value, inputs.dtype) for value in (layer.moving_mean.value, layer.moving_variance.value))
+    if replica is not None and not layer.synchronized:
+        replica.normalizing[layer.name] = None
     replica = _that_adds_up()
     if mask is None or not layer.synchronized or replica is None:
         return original(layer, inputs, mask)

@@ -13,9 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.interface import hooks_of
+from tfdist.strategies.keras_hooks.replicas.function_arguments import deciding_inputs, outermost
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
 from tfdist.strategies.keras_hooks.replicas.same_rows import depends_on_batch
+from tfdist.strategies.private_api import KerasVariable
 
 
 def note(replica: Replica, variable: Any, value: Any) -> None:
@@ -27,7 +29,11 @@ def note(replica: Replica, variable: Any, value: Any) -> None:
         value: what is assigned.
     """
     if not replica.reduced:
-        replica.given.setdefault(id(variable), (variable, []))[1].append(value)
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        value = value._value if isinstance(value, KerasVariable) else value
+        value = tf.convert_to_tensor(value) if isinstance(value, tf.Variable) else value  # Its value of now.
+        replica.given.setdefault(id(variable), (variable, []))[1].append((value, graph))
+        replica.averaged.discard(id(variable))
 
 
 def mean_to_come(replica: Replica, variable: Any) -> Any:
@@ -86,14 +92,14 @@ def take_means(replica: Replica, variables: Any) -> None:
     for variable, each, total in zip(own, local, sums, strict=True):
         mean = total if id(variable) in first else tf.math.divide_no_nan(total, whole)
         each.assign(tf.cast(mean, each.dtype))
-        del replica.given[id(variable)]
+        replica.averaged.add(id(variable))
 
 
 def of_first(replica: Replica) -> set[int]:
     """Returns the ids of the variables that the step gives each replica a value of, of which that of the first one counts."""
     keys = _keys(replica)
 
-    def is_of_first(key: int, variable: Any, values: list[Any]) -> bool:
+    def is_of_first(key: int, variable: Any, values: list[tuple[Any, Any]]) -> bool:
         if not tf.as_dtype(variable.dtype).is_floating:
             return _differs(replica, key, keys, set())
         if any(depends_on_batch(each, of_random=False) for each in _tensors(values)):
@@ -106,7 +112,17 @@ def of_first(replica: Replica) -> set[int]:
 
 def has_own_value(replica: Replica, key: int) -> bool:
     """Returns whether the step has given this replica a value of its own of a Keras variable, by its id."""
-    return _differs(replica, key, _keys(replica), set())
+    return key not in replica.averaged and _differs(replica, key, _keys(replica), set())
+
+
+def kept(replica: Replica) -> dict[int, Any]:
+    """Returns the Keras variables that the step has given this replica a value of its own of, by their ids.
+
+    Those that it computes from variables alone, such as averages of weights, are the same everywhere.
+    """
+    keys = _keys(replica)
+    given = replica.given.items()
+    return {key: v for key, (v, _) in given if key not in replica.averaged and _differs(replica, key, keys, set())}
 
 
 def _keys(replica: Replica) -> dict[int, int]:
@@ -116,6 +132,8 @@ def _keys(replica: Replica) -> dict[int, int]:
 
 def _differs(replica: Replica, key: int, keys: dict[int, int], seen: set[int], of_random: bool = True) -> bool:
     """Returns whether what is assigned to a variable depends on the batch, on a metric, or on such a variable.
+
+    It does if a branch or loop does in which the variable is assigned.
 
     Args:
         replica: the current replica.
@@ -130,17 +148,30 @@ def _differs(replica: Replica, key: int, keys: dict[int, int], seen: set[int], o
         return True
 
     def is_own(read: Any) -> bool:
-        other = keys.get(id(outermost(read.inputs[0]))) if read.inputs else None
-        return other is not None and _differs(replica, other, keys, {*seen, key}, of_random)
+        handle = id(outermost(read.inputs[0])) if read.inputs else 0
+        return handle in own or (handle in keys and _differs(replica, keys[handle], keys, {*seen, key}, of_random))
 
-    # What a step that runs eagerly assigns may depend on anything; in a traced one other values than tensors are constants.
-    values = _tensors(replica.given[key][1])
-    return tf.executing_eagerly() or any(depends_on_batch(each, is_own, of_random) for each in values)
+    if tf.executing_eagerly():  # What a step assigns may depend on anything.
+        return True
+    own = {id(handle) for handle in replica.own_handles}
+    values = replica.given[key][1]
+    deciding = [deciding_inputs(graph, replica.graph) for _, graph in values]
+    if None in deciding:
+        return True
+    return any(depends_on_batch(each, is_own, of_random) for each in [*_tensors(values), *tf.nest.flatten(deciding)])
 
 
-def _tensors(values: list[Any]) -> list[Any]:
-    leaves = tf.nest.flatten(values, expand_composites=True)  # Those of sharded variables have parts.
+def _tensors(values: list[tuple[Any, Any]]) -> list[Any]:
+    """Returns the tensors among values that are assigned in a traced step. The others are constants."""
+    leaves = tf.nest.flatten([value for value, _ in values], expand_composites=True)  # Those of sharded variables have parts.
     return [each for each in leaves if tf.is_symbolic_tensor(each)]
+
+
+def reads(replica: Replica, variables: Any, operations: Any) -> bool:
+    """Returns whether one of these operations reads one of these Keras variables."""
+    handles = {id(handle) for variable in variables for handle in _handles(replica, variable)}
+    found = (each for each in operations if each.type in ("ReadVariableOp", "ResourceGather"))
+    return any(id(outermost(each.inputs[0])) in handles for each in found)
 
 
 def _handles(replica: Replica, variable: Any) -> list[Any]:
@@ -153,13 +184,3 @@ def _handles(replica: Replica, variable: Any) -> list[Any]:
 
 def _local(replica: Replica, variable: Any) -> Any:
     return replica.strategy.experimental_local_results(variable._value)[replica.index]
-
-
-def outermost(tensor: Any) -> Any:
-    """Returns the tensor that a function has captured, of the outermost function that has it; other tensors as they are."""
-    while tf.is_symbolic_tensor(tensor) and tensor.op.type == "Placeholder":
-        captured = {inner.name: outer for outer, inner in getattr(tensor.graph, "captures", ())}
-        if tensor.name not in captured:
-            break
-        tensor = captured[tensor.name]
-    return tensor

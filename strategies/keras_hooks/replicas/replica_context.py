@@ -31,11 +31,15 @@ class Replica:
         assigned: the variables that the step assigns, by id.
         reduced: whether gradients have been added up over the replicas.
         postponed: updates that run after compiled code, as (optimizer, gradients, variables); None outside of compiled code.
-        given: what the step assigns by itself, not by an optimizer, as (variable, values), by the id of the variable.
+        before_update: how many operations compiled code has before its update.
+        given: what the step assigns by itself, not by an optimizer, as (variable, [(value, graph)]), by the id of the variable.
+        averaged: the ids of those of them that all replicas have the mean of by now.
+        own_handles: the handles of variables of which each replica has its own value, such as those of metrics.
         updated: the ids of the variables that optimizers update.
         summed: what the step does by itself with variables on a ps, by id: "add" to them, "replace" their values.
         graph: the graph of the step; None if the strategy does not say.
-        branches: the graphs inside it in which the step applies gradients, as those of a `tf.cond`.
+        branches: the graphs inside it in which the step applies gradients, as those of a `tf.cond`; if the step is only tried
+            out, those in which it assigns variables.
         pieces: the pieces of each gradient of such an update (same_rows.py); None elsewhere.
         unbuilt: updates of optimizers that have no variables yet, as (optimizer, variables). They are left out, and what is
             traced must not run. None if the strategy cannot build optimizers that it finds in a step.
@@ -43,6 +47,7 @@ class Replica:
             variable, tensor); else None.
         integers: if the step is only tried out, the paths of the integers and truth values, no metric's, that it would assign
             by the examples.
+        unseen: if the step is only tried out, the paths of variables that it assigns by the examples in a branch or loop.
         held: if the step is only tried out, the values of variables in whose place it reads what it would assign, by id, as
             (variable, value).
         counted: if the step is only tried out, what it would add to variables of metrics, as (variable, change).
@@ -65,7 +70,8 @@ class Replica:
         metric_numbers: what the metric function that runs has returned for a batch, if that is one number or one for each
             class; None if no metric function runs.
         is_over_batch: whether the metric function that runs surely returns that.
-        drawn: how many operations of `tf.random` the updates of the step have.
+        normalizing: the names of the layers that normalize the examples of this replica alone, in their order.
+        drawn: how many operations of `tf.random` the updates of the step have; of steps that run eagerly, also those before it.
         agree: called with what the step does next, if it runs eagerly and other tasks have to do the same, else None.
     """
 
@@ -76,15 +82,19 @@ class Replica:
     examples: Any = None
     may_be_empty: bool = False
     assigned: dict[int, Any] = field(default_factory=dict)
-    given: dict[int, tuple[Any, list[Any]]] = field(default_factory=dict)
+    given: dict[int, tuple[Any, list[tuple[Any, Any]]]] = field(default_factory=dict)
+    averaged: set[int] = field(default_factory=set)
+    own_handles: list[Any] = field(default_factory=list)
     reduced: bool = False
     postponed: list[Any] | None = None
+    before_update: int = 0
     graph: Any = None
     branches: list[Any] = field(default_factory=list)
     pieces: list[list[tuple[Any, str]]] | None = None
     unbuilt: list[Any] | None = None
     recorded: list[tuple[str | None, Any]] | None = None
     integers: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
     held: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     counted: list[tuple[Any, Any]] = field(default_factory=list)
     settled: set[int] = field(default_factory=set)
@@ -107,6 +117,7 @@ class Replica:
     gathered: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
     metric_numbers: list[Any] | None = None
     is_over_batch: bool = False
+    normalizing: dict[str, None] = field(default_factory=dict)
     drawn: int = 0
     agree: Callable[[str], None] | None = None
 

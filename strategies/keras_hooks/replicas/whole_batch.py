@@ -11,11 +11,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.held_updates import HeldUpdates
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
 from tfdist.strategies.keras_hooks.replicas.sent_dtypes import sent_as
 from tfdist.strategies.private_api import keras_loss_module
+from tfdist.strategies.private_api.own_gradients import register, with_gradient
 
 _TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.05
 """Relative differences that are rounding."""
@@ -99,7 +101,8 @@ def gathered(nested: Any, replica: Replica, dtype: Any = None) -> Any:
         before, after = tf.reduce_sum(counts[:number]), tf.reduce_sum(counts[number + 1 :])
         rest = [[0, 0]] * (value.shape.rank - 1)
         whole = tf.stop_gradient(all_reduce_sum([tf.pad(value, [[before, after], *rest])])[0])
-        return tf.concat([whole[:before], _counting_in_full(value, replica.share), whole[before + rows :]], axis=0)
+        value = with_gradient(_NAME, tf.identity, _gradient, value) if value.dtype.is_floating else value
+        return tf.concat([whole[:before], value, whole[before + rows :]], axis=0)
 
     def gather_with_logits(value: Any) -> Any:
         if dtype not in (None, value.dtype):
@@ -118,16 +121,14 @@ def gathered(nested: Any, replica: Replica, dtype: Any = None) -> Any:
     return tf.nest.map_structure(with_mask, nested)
 
 
-def _counting_in_full(value: Any, share: Any) -> Any:
-    """Returns `value`, whose gradients are divided by the share of a replica."""
-    if share is None or not value.dtype.is_floating:
-        return value
+def _gradient(of_value: tf.Tensor) -> tf.Tensor:
+    """Returns the gradient of a replica's rows of a gathered tensor, given that of these rows, so that it counts in full."""
+    replica = replica_context.with_share()
+    return of_value if replica is None else tf.math.divide_no_nan(of_value, tf.cast(replica.share, of_value.dtype))
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def identity(value: Any) -> Any:
-        return tf.identity(value), lambda gradient: tf.math.divide_no_nan(gradient, tf.cast(share, gradient.dtype))
 
-    return identity(value)
+_NAME = "TfdistGatheredRows"
+register(_NAME, _gradient)
 
 
 def _with_logits(tensor: Any, change: Callable[[Any], Any]) -> Any:

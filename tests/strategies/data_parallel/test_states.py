@@ -26,10 +26,14 @@ CASES = (
     "rows_that_a_step_draws",
     "a_learning_rate_by_the_batch",
     "numbers_without_a_seed_after_clear_session",
+    "numbers_without_a_seed_after_another_seed_is_set",
     "numbers_without_a_seed_in_a_step_that_runs_eagerly",
     "integers_that_depend_on_the_batch",
+    "integers_that_are_counted_in_a_branch_by_the_batch",
     "what_is_zero_in_the_first_batch",
     "a_metric_that_gets_sums_in_training_and_means_in_tests",
+    "a_metric_that_each_step_resets",
+    "a_sum_of_integers",
 )
 
 

@@ -16,6 +16,7 @@ SUMS = {
     "two sums": lambda v, x: v.assign(ops.sum(x) + (ops.mean(x) + v)),
     "of some batches": lambda v, x: v.assign(ops.where(ops.max(x) > 1, v + 1, v)),
     "of another dtype": lambda v, x: v.assign(ops.cast(ops.cast(v, "float64") + 1, "float32")),
+    "from the beginning": lambda v, x: (v.assign(ops.zeros(())), v.assign_add(ops.sum(x))),
     "in a branch": lambda v, x: v.assign(tf.cond(ops.max(x) > 1, lambda: ops.maximum(v, 1.0), lambda: v * 1)),
 }
 OTHERS = {
@@ -36,8 +37,8 @@ KERAS = (
 
 
 class Own(keras.metrics.Metric):
-    def __init__(self, update):
-        super().__init__()
+    def __init__(self, update, name=None):
+        super().__init__(name=name)
         self.update = update
         self.state = self.add_weight(name="state", initializer="zeros")
 
@@ -69,7 +70,6 @@ def traced(metric, share):
 def installed(monkeypatch):
     monkeypatch.setattr(KerasVariable, "_direct_assign", patches.DIRECT_ASSIGN.original)
     monkeypatch.setattr(patches.DIRECT_ASSIGN, "_replacements", [])
-    monkeypatch.setattr(metric_sums, "_warned", set())
     variables.install()
 
 
@@ -79,6 +79,12 @@ def test_a_state_that_is_no_sum_is_named_once(name, caplog):
     for _ in range(2):
         traced(metric, tf.constant(0.5))
     assert caplog.text.count(f"the metric variable {metric.state.path} is assigned something else") == 1
+
+
+def test_so_is_that_of_a_second_metric_of_the_same_name(caplog):
+    for _ in range(2):
+        traced(Own(OTHERS["a maximum"], name="highest"), tf.constant(0.5))
+    assert caplog.text.count("the metric variable highest/state is assigned something else") == 2
 
 
 def test_a_variable_of_the_users_own_is_named_once_the_replicas_add_it_up(caplog):

@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 ONE_BY_ONE = "what an example adds to an update depends on the other examples of its batch"
 WARNED = {
     "contrastive": ONE_BY_ONE,
+    "a_contrastive_step_that_assigns_in_a_branch": ONE_BY_ONE,
     "normalized_by_hand": ONE_BY_ONE,
     "a_sum_of_the_examples": "an update depends on the number of examples",
     "a_sum_with_random_numbers": "an update depends on the number of examples",
@@ -36,9 +37,12 @@ WARNED = {
     "noise_on_its_gradients": "it adds random numbers to its gradients. Every replica draws its own",
     "a_truth_value_of_an_example": "last something that is no mean over the examples",
     "batch_normalization": "BatchNormalization (bn) normalizes each replica's part",
+    "a_step_that_sets_trainable_of_a_normalization": "BatchNormalization (bn) normalizes each replica's part",
 }
 UNCHECKED = {
     "random_numbers_without_a_seed": "it draws random numbers that no seed fixes (RandomStandardNormal)",
+    "an_assignment_in_a_branch_by_the_batch": "by a value that it computes from the examples of the batch",
+    "a_weight_that_begins_by_the_batch_in_a_branch": "/norm/scale in a branch or loop (ops.cond), by the examples of the batch",
     "a_branch_by_the_batch": "by a value that it computes from the examples of the batch",
     "an_update_without_apply": "it changes variables itself, not by the apply of an optimizer",
     "a_variable_of_tensorflow": "it assigns the tf.Variable queue, of which every replica keeps its own value",
@@ -54,6 +58,7 @@ EQUAL = (
     "random_numbers",
     "few_random_numbers",
     "a_moving_average",
+    "a_mean_that_assigns_in_a_branch",
     "an_optimizer_that_centralizes_gradients",
     "connectionist_temporal_losses_that_a_layer_adds",
     "numbers_for_each_example_and_a_mean_that_a_layer_adds",
@@ -63,6 +68,7 @@ EQUAL = (
     "a_mean_by_weights",
     "a_loss_that_compares_examples_and_is_one_number",
     "synchronized_normalization",
+    "a_normalization_that_only_infers",
     "an_embedding",
     "a_metric_with_variables_of_its_own",
 )

@@ -29,10 +29,11 @@ class NoisyUpdatesOfTensorFlow(keras.optimizers.SGD):
 
 @case
 def random_numbers_in_an_update(scope):
-    with scope():
-        optimizer = NoisyUpdatesOfTensorFlow(0.02)
-    results = {"of TensorFlow": trained(scope, lambda: [], optimizer=optimizer)["differences"]}
+    results = {}
     for name, arguments in {"compiled": {}, "eager": {"run_eagerly": True}}.items():
+        with scope():
+            optimizer = NoisyUpdatesOfTensorFlow(0.02)
+        results[f"{name}, of TensorFlow"] = trained(scope, lambda: [], optimizer=optimizer, **arguments)["differences"]
         with scope():
             optimizer = NoisyUpdates(0.02)
         results[name] = trained(scope, lambda: [], optimizer=optimizer, **arguments)
@@ -134,6 +135,11 @@ def numbers_without_a_seed_after_clear_session(scope):
 
 
 @case
+def numbers_without_a_seed_after_another_seed_is_set(scope):
+    return [trained(scope, lambda: [Noise()], epochs=1)["losses"] == trained(scope, lambda: [Noise()], epochs=1)["losses"]]
+
+
+@case
 def numbers_without_a_seed_in_a_step_that_runs_eagerly(scope):
     """One generator gives all of them: it is made once, and draws its seed from `random` then."""
     states = []
@@ -167,6 +173,35 @@ def integers_that_depend_on_the_batch(scope):
     with scope():
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((4,)), KeepsIntegers(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.02), "mse")
+    model.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
+    values = [getattr(v.value, "values", [v.value]) for v in model.layers[0].variables]
+    return [[float(value) for value in (each[0], each[-1])] for each in values]
+
+
+class CountsInBranch(keras.layers.Layer):
+    """Counts the batches whose first example is positive, in a branch, as integers and as floats."""
+
+    def build(self, shape):
+        self.positive = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False, name="positive")
+        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
+
+    def call(self, x, training=False):
+        def count():
+            self.positive.assign(self.positive + 1)
+            return 0
+
+        if training:
+            ops.cond(x[0, 0] > 0, count, lambda: 0)
+            self.steps.assign(self.steps + 1)
+        return x
+
+
+@case
+def integers_that_are_counted_in_a_branch_by_the_batch(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), CountsInBranch(), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.02), "mse")
     model.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
     values = [getattr(v.value, "values", [v.value]) for v in model.layers[0].variables]
@@ -215,6 +250,54 @@ def what_is_zero_in_the_first_batch(scope):
     callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=raise_factor)]
     history = model.fit(X, y, batch_size=10, epochs=3, shuffle=False, verbose=0, callbacks=callbacks).history
     return {**history, **results_of(model, [])}
+
+
+class CountsSteps(keras.Sequential):
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.steps.update_state(1)
+        return {**logs, "steps": self.steps.result()}
+
+
+@case
+def a_sum_of_integers(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = CountsSteps([keras.Input((4,)), keras.layers.Dense(1)])
+        model.steps = keras.metrics.Sum(name="steps", dtype="int32")
+        model.compile(keras.optimizers.SGD(0.02), "mse")
+    return model.fit(X, Y, batch_size=7, shuffle=False, verbose=0).history
+
+
+class Means(Adds):
+    """Takes the mean of numbers."""
+
+    def __init__(self, name):
+        super().__init__(None, name)
+
+    def update_state(self, number):
+        self.total.assign_add(number)
+        self.batches.assign_add(1.0)
+
+
+class ShowsEachBatch(keras.Sequential):
+    """Resets a metric in each step."""
+
+    def train_step(self, data):
+        super().train_step(data)
+        self.error.reset_state()
+        self.error.update_state(ops.mean(ops.square(self(data[0]) - data[1])))
+        return {"of_batch": self.error.result()}
+
+
+@case
+def a_metric_that_each_step_resets(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = ShowsEachBatch([keras.Input((4,)), keras.layers.Dense(1)])
+        model.error = Means("error")
+        model.compile(keras.optimizers.SGD(0.02), "mse")
+    return model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0).history
 
 
 class AddsSumsInTraining(keras.Sequential):

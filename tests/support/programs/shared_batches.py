@@ -9,50 +9,13 @@ import sys
 
 import keras
 import numpy as np
-import shared_losses  # noqa: F401 (it adds its cases)
+import shared_branches  # noqa: F401 (it adds its cases)
+import shared_losses  # noqa: F401 (so does it)
 import tensorflow as tf
 from keras import layers, ops
-from shared_models import CASES, X, Y, case, cross_entropies, similarities, small
+from shared_models import CASES, X, Y, case, cross_entropies, own, similarities, small
 
 import tfdist
-
-
-class OwnStep(keras.Model):
-    """A model with a `train_step` of its own."""
-
-    def __init__(self, loss=lambda model, x, y, z: ops.mean((z - y) ** 2), change=None, before=None, **kwargs):
-        super().__init__(**kwargs)
-        self.net, self.loss_of, self.change, self.before = small(), loss, change, before
-        self.drop = layers.Dropout(0.5)
-        self.rows = self.add_weight(shape=(16, 4), initializer="zeros", trainable=False, name="rows")
-        self.mean = self.add_weight(shape=(4,), initializer="zeros", trainable=False, name="mean")
-        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False, name="seen", dtype="int32")
-        self.build((None, 6))
-
-    def call(self, x, training=False):
-        return self.net(x, training=training)
-
-    def gradients(self, x, y):
-        with tf.GradientTape() as tape:
-            z = self.net(x, training=True)
-            loss = self.loss_of(self, x, y, z)
-        return z, loss, tape.gradient(loss, self.net.trainable_variables)
-
-    def train_step(self, data):
-        x, y = data
-        z, loss, gradients = self.gradients(x, y)
-        if self.change:
-            gradients = self.change(gradients)
-        if self.before:
-            gradients = self.before(self, x, y, z, gradients) or gradients
-        self.optimizer.apply(gradients, self.net.trainable_variables)
-        return {"loss": loss}
-
-
-def own(name, **kwargs):
-    model = OwnStep(name=name, **kwargs)
-    model.compile(keras.optimizers.SGD(0.01))
-    return model
 
 
 def changed_by(name, layer):
@@ -192,6 +155,41 @@ def a_regularizer_that_compares_examples():
 @case
 def batch_normalization():
     model = small(layers.BatchNormalization(name="bn"), name="batch_normalization")
+    model.compile("sgd", "mse")
+    return model
+
+
+class SetsTrainable(keras.Sequential):
+    """Sets `trainable` in its step, as a GAN may."""
+
+    def train_step(self, data):
+        self.trainable = False
+        self.trainable = True
+        return super().train_step(data)
+
+
+@case
+def a_step_that_sets_trainable_of_a_normalization():
+    net = [keras.Input((6,)), layers.Dense(8), layers.BatchNormalization(name="bn"), layers.Dense(4)]
+    model = SetsTrainable(net, name="a_step_that_sets_trainable_of_a_normalization")
+    model.compile("sgd", "mse")
+    return model
+
+
+class Infers(keras.Model):
+    """Calls a normalization with `training=False`, as a model that learns from another one."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.net, self.last = small(layers.BatchNormalization(name="bn")), layers.Dense(1)
+
+    def call(self, x):
+        return self.last(self.net(x, training=False))
+
+
+@case
+def a_normalization_that_only_infers():
+    model = Infers(name="a_normalization_that_only_infers")
     model.compile("sgd", "mse")
     return model
 

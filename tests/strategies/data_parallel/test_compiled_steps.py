@@ -1,0 +1,50 @@
+"""With `jit_compile=True` the update of several replicas follows the compiled step: a step that needs its result is warned of."""
+
+import pytest
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
+
+PROGRAM = """
+import logging, sys
+import keras, numpy as np, tensorflow as tf, tfdist
+from keras import ops
+
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+x = np.ones((8, 3), "float32")
+strategy = tfdist.strategy(tfdist.Cluster((tfdist.Task("chief", 0, slots=2),)))
+
+
+class Step(keras.Model):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.dense = keras.layers.Dense(1)
+        self.dense.build((None, 3))
+        self.average = self.add_weight(shape=(3, 1), trainable=False, name="average")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.square(self.dense(data[0]) - data[1]))
+        weights = self.dense.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.average.assign(self.average + (0.1 * self.dense.kernel if self.name == "averages" else loss))
+        return {"loss": loss}
+
+
+for name in ("averages", "only_updates"):
+    with strategy.scope():
+        model = Step(name=name)
+        model.compile("sgd", jit_compile=True)
+    model.fit(x, x[:, :1], batch_size=4, verbose=0)
+print("TRAINED")
+"""
+
+
+def test_a_step_that_reads_weights_after_its_update_is_named(tmp_path, run_python):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    run_python(tmp_path, "program.py", output="output.txt", timeout=150)
+    output = (tmp_path / "output.txt").read_text()
+    assert "TRAINED" in output and "the training of averages differs from that in one process: with jit_compile=True" in output
+    assert "only_updates" not in output, output[-3000:]
