@@ -8,7 +8,7 @@ from absl import flags
 from tfdist.choice import STRATEGIES, choose, fault_of_strategy, refused
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import description, from_environment
-from tfdist.dialects.registry import always_has_sync_period, override_flags
+from tfdist.dialects.registry import override_flags, says_sync_period
 from tfdist.errors import Source
 from tfdist.outer_options import OUTER_OPTIMIZERS
 from tfdist.partition import Partition, devices_fault, parsed_layouts
@@ -153,7 +153,7 @@ def with_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cluster:
     if flag_values.strategy is not None:
         if fault := fault_of_strategy(cluster, flag_values.strategy):
             raise Source("flags", "--strategy").error(fault)
-        if flag_values.strategy == "hogwild" and not says_period(cluster):
+        if flag_values.strategy == "hogwild" and not says_sync_period(cluster):
             cluster = dataclasses.replace(cluster, sync_period=DEFAULT_SYNC_PERIOD)
         cluster = dataclasses.replace(cluster, strategy=flag_values.strategy)
     cluster = _with_partition_flags(cluster, flag_values)
@@ -216,13 +216,6 @@ def _tasks_fault(cluster: Cluster, spanned: int, devices: int | None) -> str | N
             "--partition_devices a multiple, or leave it out"
         )
     return None
-
-
-def says_period(cluster: Cluster) -> bool:
-    """Returns whether the description gives a sync period, so that a forced hogwild keeps it."""
-    means_hogwild = cluster.strategy == "hogwild" or len(cluster.server_groups) > 1
-    given = "sync_period" in cluster.says or cluster.sync_period != 1
-    return means_hogwild or given or always_has_sync_period(cluster.source.dialect)
 
 
 def _hogwild_flags(flag_values: flags.FlagValues) -> dict[str, Any]:

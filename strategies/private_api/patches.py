@@ -49,7 +49,7 @@ MAKE_FUNCTION = PatchPoint(
 MAKE_PREDICT_FUNCTION = PatchPoint(
     TensorFlowTrainer, "make_predict_function", "self, force", "The strategy makes the predict function."
 )
-METRICS_RESULT_OR_LOGS = PatchPoint(TensorFlowTrainer, "_get_metrics_result_or_logs", "self, logs", "Of all executions.")
+METRICS_RESULT_OR_LOGS = PatchPoint(TensorFlowTrainer, "_get_metrics_result_or_logs", "self, logs", "Logs are of all calls.")
 RESET_METRICS = PatchPoint(TensorFlowTrainer, "reset_metrics", "self", "No execution in flight may add to metrics then.")
 SYMBOLIC_BUILD = PatchPoint(
     TensorFlowTrainer, "_maybe_symbolic_build", "self, iterator, data_batch", "Building a model must not take a batch."

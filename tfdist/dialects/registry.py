@@ -2,6 +2,7 @@
 
 import functools
 
+from tfdist.cluster import Cluster
 from tfdist.dialects import (
     accelerate,
     caffe2,
@@ -89,7 +90,9 @@ def names_jobs(name: str) -> bool:
     return dialect is not None and dialect.environment is not None and dialect.environment.names_jobs
 
 
-def always_has_sync_period(name: str) -> bool:
-    """Returns whether every description in the dialect `name` has a sync period."""
-    dialect = dialects().get(name)
-    return dialect is not None and dialect.always_has_sync_period
+def says_sync_period(cluster: Cluster) -> bool:
+    """Returns whether the description of a cluster gives a sync period, so that a forced hogwild keeps it."""
+    dialect = dialects().get(cluster.source.dialect)
+    means_hogwild = cluster.strategy == "hogwild" or len(cluster.server_groups) > 1
+    given = "sync_period" in cluster.says or cluster.sync_period != 1
+    return means_hogwild or given or (dialect is not None and dialect.always_has_sync_period)

@@ -5,8 +5,8 @@ from typing import Any
 
 from tfdist.choice import SERVED, choose
 from tfdist.cluster import Cluster, Task
+from tfdist.dialects.registry import says_sync_period
 from tfdist.errors import ClusterError, Source
-from tfdist.flags import says_period
 from tfdist.planner.option import Option
 from tfdist.planner.prices import Machines
 from tfdist.synchronization import DEFAULT_SYNC_PERIOD, SERVER_COMPRESSIONS, Synchronization
@@ -59,7 +59,7 @@ def option_with(cluster: Cluster, strategy: str | None, period: int | None, sync
     options, compression = Synchronization(), synchronization.compression if synchronization.compresses else None
     if strategy == "hogwild":
         options = synchronization
-        own_period = cluster.sync_period if says_period(cluster) else DEFAULT_SYNC_PERIOD
+        own_period = cluster.sync_period if says_sync_period(cluster) else DEFAULT_SYNC_PERIOD
         cluster = dataclasses.replace(cluster, sync_period=period or own_period)
     elif strategy == "parameter_server" and compression in SERVER_COMPRESSIONS:
         options = Synchronization(compression=compression)
