@@ -6,7 +6,7 @@ from typing import Any
 
 from tfdist.errors import UnsupportedVersionError
 from tfdist.strategies.private_api.checks import need_function
-from tfdist.strategies.private_api.tracebacks import leave_out_own_frames
+from tfdist.strategies.private_api.tracebacks import without_own_frames
 
 Replacement = Callable[..., Any]
 
@@ -54,8 +54,7 @@ class PatchPoint:
             try:
                 return replacement(original, *args, **kwargs)
             except Exception as error:
-                leave_out_own_frames(error)
-                raise
+                raise error.with_traceback(without_own_frames(error))  # noqa: B904, it is the same error
 
         setattr(self.owner, self.name, replaced)
 

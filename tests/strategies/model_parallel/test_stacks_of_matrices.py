@@ -4,30 +4,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
+from split_tensors import equal, split, values
 
 from tfdist.strategies.model_parallel import rules
-from tfdist.strategies.model_parallel.split_tensor import SplitTensor
-
-RNG = np.random.default_rng(0)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def installed():
     rules.install()
-
-
-def values(*shape):
-    return RNG.normal(size=shape).astype("float32")
-
-
-def split(value, axis, parts=2):
-    return SplitTensor(parts=tuple(tf.split(value, parts, axis=axis)), axis=axis, devices=("CPU:0",) * parts)
-
-
-def equal(result, expected, axis):
-    """Whether a result has the expected value, and is split along this axis; None for a whole tensor."""
-    assert (result.axis if isinstance(result, SplitTensor) else None) == axis
-    np.testing.assert_allclose(tf.convert_to_tensor(result), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(6,), (5, 6), (1, 5, 6), (4, 5, 6), (3, 1, 5, 6), (3, 4, 5, 6)])
