@@ -275,7 +275,7 @@ def test_ctrl_c_while_the_steps_of_an_execution_are_added_comes_after_it(make, m
         added.append(execution)
         return add(execution)
 
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # Of a shell's background job it is ignored.
     interrupts.keep_out_of_tensorflow()
     try:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
