@@ -196,7 +196,7 @@ def test_programs_that_treat_tasks_differently_are_told_and_end(start, script, t
             assert line in job.output
     before, after = job.output.split("divided", 1)
     assert "read different batches" not in before
-    assert after.count("worker:0 and worker:1 read different batches") == 2
+    assert after.count("worker:0 | worker:0 and worker:1 read different batches") == 2
     assert "worker:0 begins to read data for evaluate while worker:1 is in a step and waits for it" in after
     assert job.left() == {}
 
