@@ -19,6 +19,7 @@ from typing import Any
 from tfdist.launch.backends.interface import BackendError
 from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs.job_status import JobStatus, State
+from tfdist.machine import boot
 
 STATE_VARIABLE = "TFDIST_STATE_DIR"
 KEEP_SECONDS = 30 * 24 * 3600.0
@@ -97,8 +98,7 @@ def _start_time(pid: int) -> int | None:
 
 
 def _place() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{socket.gethostname()} {_machine_id()} {boot} {os.readlink('/proc/self/ns/pid')}"
+    return f"{socket.gethostname()} {_machine_id()} {boot()}"
 
 
 def _machine_id() -> str:

@@ -270,8 +270,7 @@ def _machine() -> str:
     if not visible(machine.installed(), os.environ):
         return ""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"  # A container may have GPUs of its own.
+        return machine.boot()  # A container, with a namespace of its own, may have GPUs of its own.
     except OSError:
         return ""
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import data_position
-from tfdist.strategies.checkpoint.data_position import DataPosition, Resumption
+from tfdist.strategies.checkpoint.data_position import Resumption
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset
 from tfdist.strategies.inputs.input_feed import FedDataset
 from tfdist.strategies.private_api import TFEpochIterator
@@ -47,14 +46,6 @@ DATA = {
     "cached, of unknown length": lambda: tf.data.Dataset.range(12).shuffle(12).filter(lambda n: n < 99).batch(2).cache(),
     "shuffled twice": lambda: of_two_lengths().cache().shuffle(3),
 }
-
-
-@pytest.fixture
-def position(monkeypatch):
-    data_position.install()
-    found = DataPosition()
-    monkeypatch.setattr(data_position, "_positions", [found])
-    return found
 
 
 def made(kind):

@@ -7,21 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import data_position
-from tfdist.strategies.checkpoint.data_position import DataPosition, Resumption
+from tfdist.strategies.checkpoint.data_position import Resumption
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset
 from tfdist.strategies.inputs.input_feed import FedDataset
 from tfdist.strategies.private_api import TFEpochIterator
 
 SOURCES = {"data parallel": lambda dataset: ShardedDataset(dataset, Layout(1, range(1))), "parameter server": FedDataset}
-
-
-@pytest.fixture
-def position(monkeypatch):
-    data_position.install()
-    found = DataPosition()
-    monkeypatch.setattr(data_position, "_positions", [found])
-    return found
 
 
 def numbers(batches):

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from tfdist.strategies.keras_hooks import variables
 from tfdist.strategies.keras_hooks.checks import metric_sums
 from tfdist.strategies.keras_hooks.replicas import replica_context
-from tfdist.strategies.private_api import KerasVariable, patches
+
+pytestmark = pytest.mark.usefixtures("hooked_variables")
 
 SUMS = {
     "a sum": lambda v, x: v.assign_add(ops.sum(x)),
@@ -64,13 +64,6 @@ def traced(metric, share):
             metric.update_state(y, x)
 
     step.get_concrete_function()
-
-
-@pytest.fixture(autouse=True)
-def installed(monkeypatch):
-    monkeypatch.setattr(KerasVariable, "_direct_assign", patches.DIRECT_ASSIGN.original)
-    monkeypatch.setattr(patches.DIRECT_ASSIGN, "_replacements", [])
-    variables.install()
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from tfdist.strategies.keras_hooks import variables
 from tfdist.strategies.keras_hooks.replicas import own_values, replica_context
-from tfdist.strategies.private_api import KerasVariable, patches
+
+pytestmark = pytest.mark.usefixtures("hooked_variables")
 
 
 class Kept:
@@ -53,13 +53,6 @@ STEPS = {
         set(),
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def installed(monkeypatch):
-    monkeypatch.setattr(KerasVariable, "_direct_assign", patches.DIRECT_ASSIGN.original)
-    monkeypatch.setattr(patches.DIRECT_ASSIGN, "_replacements", [])
-    variables.install()
 
 
 @pytest.mark.parametrize("name", STEPS)
