@@ -3,25 +3,20 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from warm import Process, WarmPython
+from processes import MARK, Job, end_processes
+from warm import WarmPython
 
 pytest_plugins = ("tools", "rendezvous_here", "environments", "selection")
-
-MARK = "TFDIST_TEST_MARK"
-"""Environment variable that every process of a test inherits."""
 
 BEFORE_IMPORT = ("TF_", "PYTHON", "LD_", "MALLOC_", "OMP_", "CUDA_", "KERAS_", "XLA_")
 """Beginnings of environment variables that Python, its libraries or the C library read at their start."""
@@ -44,72 +39,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         limit, count = weights.get(item.path, (0, 0))
         weights[item.path] = (max(limit, weight(item)[0]), count + weight(item)[1])
     items.sort(key=lambda item: weights[item.path], reverse=True)
-
-
-def processes_of(mark: str) -> dict[int, str]:
-    """Returns process ids and command lines of the live processes that have inherited a mark."""
-    found = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            variables = Path(f"/proc/{entry}/environ").read_bytes()
-            state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0]
-            if f"{MARK}={mark}".encode() in variables and state != "Z":
-                found[int(entry)] = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except (OSError, IndexError):
-            continue
-    return found
-
-
-def end_processes(mark: str) -> None:
-    """Kills the live processes that have inherited a mark."""
-    for pid in processes_of(mark):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-
-
-@dataclass
-class Job:
-    """A started command with its output and its processes."""
-
-    process: subprocess.Popen[bytes] | Process
-    mark: str
-    folder: Path
-    output_path: Path
-
-    def wait(self, timeout: float = 120.0) -> int:
-        """Waits until the command has ended; returns its exit code."""
-        return self.process.wait(timeout)
-
-    @property
-    def output(self) -> str:
-        return self.output_path.read_text(errors="replace")
-
-    def wait_for(self, text: str, timeout: float = 90.0, after: str = "") -> None:
-        """Waits until the output contains `text`, after the last `after`."""
-        deadline = time.monotonic() + timeout
-
-        def has_text() -> bool:
-            return text in (self.output.rpartition(after)[2] if after else self.output)
-
-        while not has_text():
-            assert time.monotonic() < deadline, f"no {text!r} within {timeout} s in:\n{self.output}"
-            assert self.process.poll() is None or has_text(), f"ended without {text!r}:\n{self.output}"
-            time.sleep(0.05)
-
-    def pid_of(self, task: str) -> int:
-        """Returns the process id that the program of a task has written (see the fixture `script`)."""
-        return int((self.folder / f"pid-{task.replace(':', '-')}").read_text())
-
-    def left(self, within: float = 0.0) -> dict[int, str]:
-        """Returns the processes that are alive after `within` seconds; returns at once when none are."""
-        deadline = time.monotonic() + within
-        while (alive := processes_of(self.mark)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return alive
 
 
 @pytest.fixture(scope="session")

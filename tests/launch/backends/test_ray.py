@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from conftest import MARK, end_processes, processes_of
+from processes import MARK, end_processes, processes_of
 from support_paths import CHECKOUT, PROGRAMS
 from tools import needs
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import ssh_here
 from by_hand import free_ports
-from conftest import MARK, processes_of
+from processes import MARK, processes_of
 from support_paths import CHECKOUT, PROGRAMS
 from tools import needs
 

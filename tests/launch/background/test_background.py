@@ -15,7 +15,7 @@ import uuid
 from types import SimpleNamespace
 
 import pytest
-from conftest import MARK, processes_of
+from processes import MARK, processes_of
 from support_paths import PROGRAMS
 from waits import wait_until
 

@@ -9,7 +9,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from conftest import processes_of
+from processes import processes_of
 from support_paths import PROGRAMS
 from waits import wait_until
 

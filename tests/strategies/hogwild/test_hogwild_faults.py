@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from by_hand import configs
-from conftest import processes_of
+from processes import processes_of
 
 pytestmark = pytest.mark.cluster
 
