@@ -204,6 +204,7 @@ def test_options_that_cannot_be_are_named(command, message):
 
 def test_a_task_that_tfdist_starts_within_such_an_environment_has_its_tf_config_alone():
     config = '{"cluster": {"chief": ["a:1"], "worker": ["a:2"], "ps": ["a:3"]}, "task": {"type": "worker", "index": 0}}'
+    ranks = {**ENV, "WORLD_SIZE": "8"}
     with pytest.raises(ClusterError, match="unset the variables of the one that does not belong to this run"):
-        environment.find({**ENV, "TF_CONFIG": config})
-    assert environment.find({**ENV, "TF_CONFIG": config, "TFDIST_STARTED": "1"}).task == ("worker", 0)
+        environment.find({**ranks, "TF_CONFIG": config})
+    assert environment.find({**ranks, "TF_CONFIG": config, "TFDIST_STARTED": "1"}).task == ("worker", 0)
