@@ -214,6 +214,7 @@ def test_what_cannot_be_written(cluster: Cluster, options: dict[str, Any], messa
     ("change", "message"),
     [
         (("completions: 4", "completions: 3"), "completions is 3, but TF_CONFIG has 4 worker tasks; make them equal"),
+        (("completions: 4\n  parallelism: 4\n", "completions: 4\n"), "of 4 pods (completions) Kubernetes starts 1 at a time"),
         (('"type": "ps"', '"type": "worker"'), "two objects are the worker tasks of one cluster"),
         (('"type": "ps"', '"type": "pss"'), "task: the task is 'pss', and the cluster has 1 chief, 4 workers, 3 ps"),
         (('"type": "ps"', '"type": "' + "s" * 9999 + '"'), "task: the task is '" + "s" * 59 + "..., and the cluster has"),
@@ -231,9 +232,10 @@ def test_objects_that_contradict_each_other_are_refused(change: tuple[str, str],
     assert message in str(caught.value)
 
 
-def test_stateful_sets_with_tf_config_are_read_too() -> None:
+def test_stateful_sets_with_tf_config_are_read_too_and_jobs_without_completions() -> None:
     text = plain_objects.write(CLUSTERS["a tier"])
     sets = text.replace("kind: Job", "kind: StatefulSet").replace("completions:", "replicas:").replace("batch/v1", "apps/v1")
+    assert read(re.sub(r"  completions: \d+\n", "", text)) == read(text)
     assert read(sets) == read(text)
     missing = "---\n".join(text.split("---\n")[:-1])
     with pytest.raises(ClusterError, match="TF_CONFIG has ps:0, and no object starts it"):
