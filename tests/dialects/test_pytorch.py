@@ -170,6 +170,9 @@ def test_gpus_are_counted_where_they_are_asked_for(monkeypatch):
     assert len(description("torchrun --nproc-per-node gpu train.py").tasks) == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,10,0")  # For CUDA an id that does not exist ends the list.
     assert len(description("torchrun --nproc-per-node gpu train.py").tasks) == 1
+    # A command may list GPUs of another machine.
+    for count in ("gpu", "auto"):
+        assert len(description(f"CUDA_VISIBLE_DEVICES=4,5 torchrun --nproc-per-node {count} train.py").tasks) == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ClusterError, match="gpu asks for one process per GPU, and this machine has none"):
         description("torchrun --nproc-per-node gpu train.py")

@@ -13,7 +13,7 @@ from tfdist.dialects.dialect import CommandReader, Dialect
 from tfdist.dialects.horovod.hosts import merged, parse_hostfile
 from tfdist.dialects.parsing.command_line import check_count, names, options
 from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, decode, read_bytes, shown
-from tfdist.dialects.parsing.machine_gpus import chosen_gpus
+from tfdist.dialects.parsing.machine_gpus import visible_gpus
 from tfdist.dialects.parsing.values import Values
 from tfdist.errors import Source
 
@@ -86,7 +86,7 @@ def _of_file(name: str, values: Values) -> Slots:
 def _of_machine(values: Values, limit: int, environ: Mapping[str, str]) -> Slots:
     """Returns the GPUs of the one machine: as many as the options say, or CUDA_VISIBLE_DEVICES, or as this machine has."""
     named = [int(gpu) for gpu in re.findall(r"[:,]([0-9]{1,4})\b", values.text("include"))]
-    count = limit or len(named) or chosen_gpus(environ)
+    count = limit or len(named) or visible_gpus(environ)
     if not count and values.number("num_nodes", 1) < 2:
         raise values.error(
             "num_gpus", "DeepSpeed takes all GPUs of the machine, and this one has none that tfdist knows; give their number"
