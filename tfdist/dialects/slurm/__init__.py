@@ -17,7 +17,7 @@ from tfdist.dialects.parsing.document import MAX_TASKS, shown
 from tfdist.dialects.parsing.values import Values
 from tfdist.dialects.slurm import submit
 from tfdist.dialects.slurm.options import gpus_per_task, listed_gpus, share
-from tfdist.dialects.slurm.script import NAME, looks_like, parse, parse_command, set_by_sbatch, starts_launchers
+from tfdist.dialects.slurm.script import NAME, looks_like, parse, parse_command, refers, set_by_sbatch
 from tfdist.dialects.writing.unsupported import address_notes, check_whole
 from tfdist.errors import Source
 from tfdist.rank_info import RankInfo
@@ -200,7 +200,7 @@ DIALECT = Dialect(
     name=NAME,
     title="Slurm",
     example="a Slurm batch script (#SBATCH --ntasks=8 ... srun python train.py)",
-    text=TextReader(parse, looks_like=looks_like, starts_launchers=starts_launchers, variables=set_by_sbatch),
+    text=TextReader(parse, looks_like=looks_like, is_script=True, refers=refers, variables=set_by_sbatch),
     command=CommandReader(("srun", submit.NAME), parse_command, submits=submit.submitted),
     environment=EnvironmentReader(recognizes, from_environ, allocates=True),
     writer=Writer(write, notes=lambda cluster: address_notes(cluster, "Slurm")),
