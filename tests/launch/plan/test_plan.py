@@ -165,6 +165,11 @@ def test_flags_of_hogwild_are_kept_and_what_a_language_lacks_becomes_flags(plan)
         assert code == 0
         assert expected in out
         assert "give the program --strategy hogwild --sync_period 64 --compression int8" in err
+    description = ["--cluster", '{"cluster": {"worker": ["a:1", "b:1"]}, "tfdist": {"job_dir": "/runs"}}']
+    code, out, err = plan("--from", "m.json", *description, "--link", "10gbit", "--to", "horovod")
+    assert (code, out) == (0, "a slots=1\n"), err
+    assert 'tfdist: Horovod has no job directory: give your program "/runs" itself.\n' in err
+    assert "tfdist: Horovod chooses the ports: those of the description are not carried over.\n" in err
 
 
 @pytest.mark.parametrize(
