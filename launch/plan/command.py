@@ -214,6 +214,9 @@ def _notes(
         found.append(
             "groups of several workers, several server groups, and hogwild without ps are not predicted: the table has none"
         )
+    training = [] if given.cluster is None else given.cluster.training_tasks
+    if len(training) > 1 and any(task.slots > 1 for task in training):
+        found.append("workers with several slots are predicted as if each trained on one: they may be faster than that")
     if measured.table_bytes:
         found.append(_tables(measured))
     missing = sorted({text for each in ranked for text in each.assumed})

@@ -103,6 +103,12 @@ def test_several_devices_of_one_machine_are_compared_with_one_process(plan):
         assert code == 0, err
         (row,) = [line for line in out.splitlines() if line.endswith("  described")]
         assert row.strip("* ").split()[:2] == ["mirrored", "4"]
+        assert "several slots" not in err
+    several = '{"cluster": {"worker": ["a:1", "b:1"]}, "tfdist": {"slots": {"worker": [[4, 4], [4, 4]]}}}'
+    assert (
+        "workers with several slots are predicted as if each trained on one"
+        in plan("--from", "m.json", "--cluster", several)[2]
+    )
 
 
 def test_workers_on_this_machine_and_workers_that_join_are_counted(plan):
