@@ -50,14 +50,8 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str] |
     values = options(words[1:], source, _VALUED, _SWITCHES, letters=letters, abbreviates=True)
     if values.flag("elastic_training"):
         raise values.error("elastic_training", "multi_worker_mirrored keeps its tasks; give the number of nodes")
-    limit = next(
-        (
-            values.number(name, least=1, most=MAX_GPUS_PER_TASK)
-            for name in ("num_gpus", "num_accelerators")
-            if values.text(name)
-        ),
-        0,
-    )
+    limit_name = "num_gpus" if values.text("num_gpus") else "num_accelerators"
+    limit = values.number(limit_name, 0, least=1, most=MAX_GPUS_PER_TASK)
     file = values.text("hostfile") or (DEFAULT_HOSTFILE if os.path.exists(DEFAULT_HOSTFILE) else "")
     hosts = _of_file(file, values) if file else _of_machine(values, limit, os.environ if environ is None else environ)
     hosts = _filtered(hosts, values)
