@@ -1,6 +1,6 @@
 """Predicts examples per second of an option, and names the resource that binds.
 
-A cycle of a worker is a step, or with `hogwild` a period of steps and its exchange. `predict` is a formula that takes
+A cycle of a worker is a step, or with `hogwild` a period of steps and its synchronization. `predict` is a formula that takes
 microseconds, to compare hundreds of options:
 
     T = (L^g + X^g)^(1/g)
@@ -69,7 +69,7 @@ def simulated(costs: Costs, hardware: Hardware, option: Option, shared_by: int |
     """Returns the prediction of the simulator (simulated.py). It takes some 10 ms.
 
     Args:
-        costs: what steps and exchanges cost.
+        costs: what steps and synchronizations cost.
         hardware: the machines, all equal.
         option: not `default` or `mirrored`, of which nothing is to be simulated.
         shared_by: see `Network`.
@@ -157,9 +157,9 @@ def _served(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
 
 
 def _local_steps(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
-    """`hogwild`: a period of steps on the worker's replica, and an exchange of which the delay hides a part."""
+    """`hogwild`: a period of steps on the worker's replica, and a synchronization of which the delay hides a part."""
     measurement, period = costs.measurement, option.period
-    cost = costs.exchanged(period, option.ps, option.fragments)
+    cost = costs.synchronized(period, option.ps, option.fragments)
     sent = [size * COMPRESSED[option.compression] for size in evenly(measurement.model_bytes, option.ps)]
     cycle = Cycle(
         period * measurement.batch,
@@ -175,8 +175,8 @@ def _local_steps(costs: Costs, hardware: Hardware, option: Option) -> Prediction
     # Rounds: all workers push at about the same time, and wait for the slowest answer.
     pushed = max(_remote(option, sent), _crowd(option, sent)) / hardware.link
     cores = hardware.cores if option.colocated else hardware.server_cores or hardware.cores
-    exchange = 2 * pushed + option.workers * cost.server / cores
-    wire = max(0.0, exchange - delay * step * option.fragments)
+    synchronization = 2 * pushed + option.workers * cost.server / cores
+    wire = max(0.0, synchronization - delay * step * option.fragments)
     # And get their batches at the same time.
     wire += max(1, option.workers - (not option.chief_apart)) * _batches(option, cycle) / hardware.link
     chief = cost.chief if option.workers == 1 else 0.0

@@ -18,7 +18,7 @@ class Way:
     Attributes:
         option: strategy and numbers of tasks.
         compute: of a step.
-        worker: of a worker for an exchange (parameter_server: of a step; multi_worker_mirrored: for the sum).
+        worker: of a worker for a synchronization (parameter_server: of a step; multi_worker_mirrored: for the sum).
         server: of each ps for it.
         chief: of the chief for it.
         sent: bytes that a worker sends to each ps in it, and as many that it receives; multi_worker_mirrored:
@@ -63,7 +63,7 @@ def way_of(costs: Costs, option: Option, **changes: Any) -> Way:
         sent = tuple(each * COMPRESSED[option.compression] for each in placed)
         found = Way(option, costs.compute, cost.worker, cost.server, cost.chief, sent, batches, examples)
     else:
-        cost = costs.exchanged(option.period, option.ps, option.fragments)
+        cost = costs.synchronized(option.period, option.ps, option.fragments)
         sent = tuple(each * COMPRESSED[option.compression] for each in evenly(size, option.ps))
         batches *= option.period
         found = Way(option, costs.compute, cost.worker, cost.server, cost.chief, sent, batches, examples)
