@@ -101,11 +101,10 @@ def is_started(environ: Mapping[str, str]) -> bool:
     return bool(environ.get(STARTED_VARIABLE) and environ.get("TF_CONFIG"))
 
 
-def find_blank(environ: Mapping[str, str] | None = None) -> Described | None:
-    """Returns what an environment that names only one task describes (`TF_CONFIG={}`), or None."""
-    environ = os.environ if environ is None else environ
-    reader = next((reader for reader in environment_readers().values() if reader.is_blank(environ)), None)
-    return reader.parse(environ) if reader else None
+def find_blank() -> Described | None:
+    """Returns what the environment of this process describes if it names only one task (`TF_CONFIG={}`), or None."""
+    reader = next((reader for reader in environment_readers().values() if reader.is_blank(os.environ)), None)
+    return reader.parse(os.environ) if reader else None
 
 
 def _environments(environ: Mapping[str, str], *, allocates: bool) -> Iterator[Environment]:
