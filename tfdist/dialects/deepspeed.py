@@ -35,13 +35,13 @@ Slots = dict[str, list[int]]
 """The numbers of the GPUs on each host."""
 
 
-def parse_command(words: list[str], source: Source, environ: Mapping[str, str] | None = None) -> Cluster:
+def parse_command(words: list[str], source: Source, environ: Mapping[str, str]) -> Cluster:
     """Reads a command line of the launcher.
 
     Args:
         words: the command line; the first word is the program.
         source: for messages.
-        environ: variables, of which CUDA_VISIBLE_DEVICES counts. Default: those of this process.
+        environ: variables, of which CUDA_VISIBLE_DEVICES counts.
 
     Raises:
         ClusterError: for bad options, and where only the machine knows the number of its GPUs.
@@ -53,7 +53,7 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str] |
     limit_name = "num_gpus" if values.text("num_gpus") else "num_accelerators"
     limit = values.number(limit_name, 0, least=1, most=MAX_GPUS_PER_TASK)
     file = values.text("hostfile") or (DEFAULT_HOSTFILE if os.path.exists(DEFAULT_HOSTFILE) else "")
-    hosts = _of_file(file, values) if file else _of_machine(values, limit, os.environ if environ is None else environ)
+    hosts = _of_file(file, values) if file else _of_machine(values, limit, environ)
     hosts = _filtered(hosts, values)
     nodes = values.number("num_nodes", 0)
     if nodes > len(hosts):
