@@ -154,18 +154,7 @@ def test_the_recommended_cluster_in_a_language(plan, words, expected):
 
 
 def test_flags_of_hogwild_are_kept_and_what_a_language_lacks_becomes_flags(plan):
-    words = [
-        "--tier",
-        "STANDARD_1",
-        "--link",
-        "100mbit",
-        "--strategy",
-        "hogwild",
-        "--sync_period",
-        "64",
-        "--compression",
-        "int8",
-    ]
+    words = ["--tier=STANDARD_1", "--link=100mbit", "--strategy=hogwild", "--sync_period=64", "--compression=int8"]
     for to, expected in (("cloudml", "scaleTier"), ("cluster_spec", '"ps": [')):
         code, out, err = plan("--from", "m.json", *words, "--to", to)
         assert code == 0
