@@ -166,6 +166,7 @@ def test_the_description_that_a_script_gives_to_its_program(tmp_path, monkeypatc
         ("TFDIST_CLUSTER=STANDARD_1 srun python t.py", "1 chief, 4 workers, 3 ps"),
         ('export TFDIST_CLUSTER="horovodrun -np 4 -H a:2,b:2 t.py"\nsrun python t.py', "4 workers"),
         ("export TFDIST_CLUSTER=job.sh\nsrun python t.py", "2 workers"),  # As without it.
+        ("export TFDIST_CLUSTER=\nsrun python t.py", "2 workers"),
     ):
         (tmp_path / "job.sh").write_text(f"#!/bin/bash\n#SBATCH -n 2\n{given}\n")
         assert tfdist.read("job.sh").describe() == expected, given

@@ -54,7 +54,7 @@ def refers(text: str) -> str | None:
     if _VARIABLE not in text:
         return None
     try:
-        found = [each.variables[_VARIABLE] for each in commands(text, Source(NAME, "")) if _VARIABLE in each.variables]
+        found = [value for each in commands(text, Source(NAME, "")) if (value := each.variables.get(_VARIABLE, "").strip())]
     except ClusterError:
         return None
     return found[0] if found else None
