@@ -241,6 +241,15 @@ def test_an_assignment_of_a_launchers_variable_is_read(form: str) -> None:
     assert cluster == tfdist.read(TF_CONFIG) and cluster.task == ("worker", 1)
 
 
+@pytest.mark.parametrize(
+    "before", ["TFDIST_CLUSTER=STANDARD_1 ", "export TFDIST_CLUSTER=STANDARD_1\n", "env TFDIST_CLUSTER=STANDARD_1 "]
+)
+def test_a_description_that_the_program_gets_counts_and_not_the_ranks_that_run_it(before: str) -> None:
+    assert tfdist.read(f"{before}mpirun -np 8 python train.py\n") == tfdist.read("STANDARD_1")
+    with pytest.raises(ClusterError, match="TFDIST_CLUSTER: STANDARD_2: this is neither a file nor a scale tier; did you mean"):
+        tfdist.read(f"{before.replace('D_1', 'D_2')}mpirun -np 8 python train.py\n")
+
+
 def test_the_tasks_of_one_script_are_one_cluster() -> None:
     lines = [f"TF_CONFIG='{json.dumps(TF_CONFIG | {'task': {'type': 'worker', 'index': n}})}' python x.py &" for n in range(2)]
     cluster = tfdist.read("\n".join(lines))

@@ -135,6 +135,9 @@ def _described(source: object, hosts: str | None, options: Mapping[str, Any]) ->
         return _parse(detected, hosts, options)
     if hosts is not None or options:
         raise _does_not_take(Source(detected.launches[0].dialect, detected.source.name), hosts, options)
+    variables = (launch.variables.get(environment.CLUSTER_VARIABLE, "").strip() for launch in detected.launches)
+    if (given := next(filter(None, variables), None)) and given != detected.source.name:
+        return _given(given, f"{detected.source.name}: {environment.CLUSTER_VARIABLE}")
     return read_launches(detected)
 
 
