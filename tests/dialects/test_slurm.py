@@ -168,8 +168,8 @@ def test_the_description_that_a_script_gives_to_its_program(tmp_path, monkeypatc
         ("export TFDIST_CLUSTER=job.sh\nsrun python t.py", "2 workers"),  # As without it.
         ("export TFDIST_CLUSTER=\nsrun python t.py", "2 workers"),
     ):
-        (tmp_path / "job.sh").write_text(f"#!/bin/bash\n#SBATCH -n 2\n{given}\n")
-        assert tfdist.read("job.sh").describe() == expected, given
+        (tmp_path / "job.sh").write_text(script := f"#!/bin/bash\n#SBATCH -n 2\n{given}\n")
+        assert tfdist.read("job.sh").describe() == tfdist.read(script).describe() == expected, given
     (tmp_path / "other.sh").write_text("#!/bin/bash\n#SBATCH -n 2\nexport TFDIST_CLUSTER=job.sh\n")
     (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH -n 2\nexport TFDIST_CLUSTER=other.sh\n")
     with pytest.raises(ClusterError, match="these files refer to each other"):

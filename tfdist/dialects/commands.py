@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from tfdist.dialects.environment import CLUSTER_VARIABLE
 from tfdist.dialects.parsing.command_line import PREFIXES
 from tfdist.dialects.parsing.document import check_text, is_json
 from tfdist.dialects.parsing.machine_gpus import ON_NODE
@@ -254,7 +255,7 @@ def _hidden(command: ShellCommand) -> dict[str, _Hidden]:
     """Returns the launchers in the values of variables, by the names of the variables."""
     hidden: dict[str, _Hidden] = {}
     for name, value in command.variables.items():
-        words = value.split()[:MAX_WORDS]
+        words = value.split()[:MAX_WORDS] if name != CLUSTER_VARIABLE else []
         while words and ASSIGNMENT.fullmatch(words[0]):  # run="NCCL_DEBUG=INFO deepspeed ..."
             words = words[1:]
         words = words if words[:1] != ["-m"] else ["python", *words]  # DISTRIBUTED="-m torch.distributed.run ..."
