@@ -209,6 +209,8 @@ def test_a_script_has_one_launcher_that_counts(tmp_path: Path) -> None:
     node = "torchrun --nnodes 2 --node-rank {} --master-addr a x.py\n"
     with pytest.raises(ClusterError, match="lines 1, 2 start different nodes of one job"):
         description(node.format(0) + node.format(1))
+    again = description(node.format(1) + node.format(1).replace("x.py", "evaluate.py"))
+    assert isinstance(again, RankInfo) and (again.rank, again.size) == (1, 2)
     with pytest.raises(ClusterError, match=r"lines 1, 2 start several jobs, and one of them cannot be read \(-np: '\$N'"):
         tfdist.read("mpirun -np 2 x\nmpirun -np $N x\n")
 
