@@ -301,6 +301,15 @@ def test_a_script_that_exports_tf_config(first: str) -> None:
     assert both == cluster and both.task is None
     with pytest.raises(ClusterError, match=r"the commands in lines ., . describe different clusters"):
         tfdist.read(first + CONFIG % "ps" + (CONFIG % "chief").replace("c:1", "d:1"))
+    # Variables of one task may have a line each.
+    names = (
+        "PADDLE_PSERVERS_IP_PORT_LIST=a:1",
+        "PADDLE_TRAINER_ENDPOINTS=b:1,c:1",
+        "TRAINING_ROLE=TRAINER",
+        "PADDLE_TRAINER_ID=1",
+    )
+    cluster = tfdist.read(first + "".join(f"export {name}\n" for name in names) + "python train.py\n")
+    assert (cluster.describe(), cluster.task) == ("2 workers, 1 ps", ("worker", 1))
 
 
 def test_a_manifest_in_a_script_is_no_description() -> None:

@@ -102,6 +102,8 @@ def launches(
     found: list[Launch] = []
     inherited: Mapping[str, str] = {}
     exported: list[Launch] = []
+    group: dict[str, str] = {}  # What is exported until a variable gets another value: the variables of one task.
+    is_known = False
     hidden: dict[str, _Hidden] = {}
     used: _Hidden | None = None
     for command in commands(check_text(text, source), source, known):
@@ -109,8 +111,12 @@ def launches(
         used = used or next((hidden[name] for word in command.words for name in _NAMED.findall(word) if name in hidden), None)
         if not command.words:
             inherited = variables
-            if (name := _environment(command.variables)) is not None:
-                exported.append(Launch(name, (), command.line, variables))
+            if group.keys() & command.variables.keys():
+                group, is_known = {}, False
+            group |= command.variables
+            if (name := _environment(group)) is not None:
+                exported[len(exported) - is_known :] = [Launch(name, (), command.line, variables)]
+                is_known = True
             hidden |= _hidden(command)
             used = used or next((entry for entry in hidden.values() if entry.has_options), None)
         elif (launch := _launch(command, variables, source, known)) is not None:
