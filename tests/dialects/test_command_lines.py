@@ -171,8 +171,9 @@ def test_variables_that_do_not_concern_the_cluster_are_passed_over() -> None:
 def test_variables_that_a_container_gets_count() -> None:
     config = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
     for options in (f"-e TF_CONFIG='{config}'", f"--env A=1 --env TF_CONFIG='{config}'", f"--rm --env=TF_CONFIG='{config}'"):
-        cluster = tfdist.read(f"sudo docker run -v /data:/data {options} image python train.py -e 5")
-        assert (cluster.describe(), cluster.task) == ("2 workers", ("worker", 1))
+        for given in (options, options.replace(", ", ",\n  ").replace("{", "{\n")):
+            cluster = tfdist.read(f"sudo docker run -v /data:/data {given} image python train.py -e 5")
+            assert (cluster.describe(), cluster.task) == ("2 workers", ("worker", 1))
     several = [config.replace("1}}", f"{index}}}}}") for index in range(2)]
     cluster = tfdist.read("\n".join(f"docker run -d -e TF_CONFIG='{each}' image python train.py" for each in several))
     assert (cluster.describe(), cluster.task) == ("2 workers", None)

@@ -41,8 +41,8 @@ _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh", "script"})
 _WHICH = re.compile(r"(?:\$\(|`)(?:which|command -v) ([\w./-]+)[)`]", re.ASCII)
 _SHEBANG = re.compile(r"#!.*\b(?:ba|z|da|k)?sh\b")
 _YAML_KEY = re.compile(r"^[ \t]*(?:-[ \t]+)?[\"']?[A-Za-z_][\w./-]*[\"']?[ \t]*:(?:[ \t]|$)", re.MULTILINE | re.ASCII)
-_QUOTED = re.compile(r"^(?:export[ \t]+)?[A-Za-z_]\w*=(?:'[^']*'|\"(?:[^\"\\]|\\.)*\")", re.MULTILINE | re.ASCII | re.DOTALL)
-"""An assignment at the beginning of a line, whose value may have lines such as `"cluster": {`."""
+_QUOTED = re.compile(r"(?<![^\s=])[A-Za-z_]\w*=(?:'[^']*'|\"(?:[^\"\\]|\\.)*\")", re.ASCII | re.DOTALL)
+"""An assignment, whose value may have lines such as `"cluster": {`."""
 
 _VARIABLES = re.compile(r"\b[A-Z][A-Z_]+=")
 _NAMED = re.compile(r"\$\{?(\w+)", re.ASCII)
