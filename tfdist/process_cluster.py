@@ -197,7 +197,11 @@ def _with_launched_processes(described: Cluster, launched: Cluster) -> Cluster:
         raise _contradiction(described.source, described.describe(), launched)
     tasks, own_task = [], None
     for task, process in zip(assigned.tasks, launched.tasks, strict=True):
-        tasks.append(task if task.host is not None else dataclasses.replace(task, host=process.host, port=process.port))
+        if task.host is None:
+            task = dataclasses.replace(task, host=process.host, port=process.port)
+        elif task.job == "chief" and not described.job("chief"):  # It was put beside worker 0, but runs in the first process.
+            task = dataclasses.replace(task, host=process.host or task.host)
+        tasks.append(task)
         if (process.job, process.index) == launched.task:
             own_task = (task.job, task.index)
     return dataclasses.replace(assigned, tasks=tuple(tasks), task=own_task)

@@ -40,7 +40,7 @@ class RankInfo:
     Attributes:
         size: number of ranks in the job, at least 1.
         rank: rank of this process, 0 to `size` - 1; None for one of `servers`.
-        source: where it was read.
+        source: where it was read; not compared.
         store: where the ranks exchange addresses; None where the description names no store.
         run_id: identifies the run among others that use the same store; part of every key.
         local_rank: rank of this process among the ranks on its host; None where the description does not give it.
@@ -56,7 +56,7 @@ class RankInfo:
 
     size: int
     rank: int | None
-    source: Source
+    source: Source = field(compare=False)
     store: Store | None = None
     run_id: str = ""
     local_rank: int | None = None

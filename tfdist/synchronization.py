@@ -253,7 +253,7 @@ class Synchronization:
                 f"effect {worker_groups} times the learning rate, with which training may "
                 "diverge; use outer average, or a smaller rate"
             )
-        if self.outer == "elastic" and worker_groups * self.elastic_rate_of(worker_groups) > 1:
+        if self.outer == "elastic" and self.elastic_rate is not None and worker_groups * self.elastic_rate > 1:
             found.append(
                 f"elastic_rate {self.elastic_rate} times {worker_groups} worker groups is above 1; the global parameters may "
                 f"oscillate, {0.9 / worker_groups:.3g} is the usual rate"

@@ -7,7 +7,7 @@ python -m tfdist.translate job.conf --to tf_config --task worker:0
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from absl import flags
@@ -96,9 +96,16 @@ def translate(
     if task is not None and writer is not None and writer.write_task is not None:
         return writer.write_task(prepared(cluster) if writer.as_run else cluster, *_task(task))
     text = known[to](cluster, **given)
-    for left_out in writer.notes(cluster) if writer is not None else _not_addresses(cluster) if to == "cluster_spec" else ():
+    for left_out in notes(cluster, to):
         note(left_out)
     return text
+
+
+def notes(cluster: Cluster, to: str) -> Iterable[str]:
+    """Returns a sentence for each thing that the output `to` leaves out and the training does not depend on."""
+    if to == "cluster_spec":
+        return _not_addresses(cluster)
+    return writers()[to].notes(cluster) if to in writers() else ()
 
 
 def main(argv: Sequence[str]) -> int:

@@ -27,7 +27,7 @@ from tfdist.planner.option import Hardware, Option
 from tfdist.planner.predict import Prediction
 from tfdist.planner.predictions import MANY, predictions
 from tfdist.planner.prices import Machines
-from tfdist.translate import outputs
+from tfdist.translate import notes, outputs
 
 DEFAULT_LINK = "1gbit"
 MEASURED = "measured"
@@ -214,6 +214,9 @@ def _notes(
         found.append(
             "groups of several workers, several server groups, and hogwild without ps are not predicted: the table has none"
         )
+    training = [] if given.cluster is None else given.cluster.training_tasks
+    if len(training) > 1 and any(task.slots > 1 for task in training):
+        found.append("workers with several slots are predicted as if each trained on one: they may be faster than that")
     if measured.table_bytes:
         found.append(_tables(measured))
     missing = sorted({text for each in ranked for text in each.assumed})
@@ -260,17 +263,17 @@ def _show(given: Arguments, view: View, machines: Machines) -> None:
     print(table.text(rows, view.cost, view.described), end="", file=sys.stderr if to_standard_error else sys.stdout)
     _say(f"recommended: {table.name_of(ranked[0].option)}; {ranked[0].sentence}")
     if to_standard_error:
-        option, notes, text = _written([each.option for each in ranked], given, machines)
+        option, lost, text = _written([each.option for each in ranked], given, machines)
         to = values["to"].value
         if option is not ranked[0].option:
             _say(f"{to} cannot express the recommended one; this is the best that it can: {table.name_of(option)}")
-        for note in notes:
-            _say(f"{to} has no words for {note}")
+        for line in lost:
+            _say(line)
         print(text.rstrip("\n"))
 
 
 def _written(options: Sequence[Option], given: Arguments, machines: Machines) -> tuple[Option, list[str], str]:
-    """Returns the first option that a language can express, what it has no words for, and the text.
+    """Returns the first option that a language can express, sentences about what it leaves out, and the text.
 
     Raises:
         ClusterError: if it can express none; says why not the first.
@@ -281,14 +284,14 @@ def _written(options: Sequence[Option], given: Arguments, machines: Machines) ->
             option, given.cluster, machines, given.synchronization, given.values["to"].value in APART
         )
         plain, words = described.without_strategy(cluster)
-        notes = [f"the strategy: give the program {words}"] if words else []
-        if cluster.min_workers is not None:
-            notes.append(f"workers that join later: all {option.workers} begin")
         to = str(given.values["to"].value)
+        lost = [f"{to} has no words for the strategy: give the program {words}"] if words else []
+        if cluster.min_workers is not None:
+            lost.append(f"{to} has no words for workers that join later: all {option.workers} begin")
         # It holds addresses only, and refuses nothing.
-        for each, lost in ((cluster, []), (plain, notes)) if to != "cluster_spec" else ((plain, notes),):
+        for each, sentences in ((cluster, []), (plain, lost)) if to != "cluster_spec" else ((plain, lost),):
             try:
-                return option, lost, outputs()[to](each)
+                return option, [*sentences, *notes(each, to)], outputs()[to](each)
             except ClusterError as error:
                 first = first or error
     assert first is not None

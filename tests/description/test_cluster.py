@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tfdist.cluster import DEFAULT_START_PORT, Cluster, Task, valid_host
+from tfdist.cluster import DEFAULT_START_PORT, Cluster, Task
 from tfdist.errors import ClusterError, Source, nearest
 
 CHIEF, PS = Task("chief", 0), Task("ps", 0)
@@ -88,28 +88,6 @@ def test_addresses() -> None:
     assert Task("worker", 0, "h", 5).address == "h:5"
     with pytest.raises(ValueError, match="worker:0 has no address yet"):
         _ = Task("worker", 0, "h").address
-
-
-@pytest.mark.parametrize(
-    ("host", "valid"),
-    [
-        ("a", True),
-        ("a-b_c.d", True),
-        ("10.0.0.1", True),
-        ("::1", True),
-        ("fe80::1%eth0", True),
-        ("", False),
-        ("-a", False),
-        (".a", False),
-        ("a:1", False),
-        ("é", False),
-        ("a/b", False),
-        ("a" * 254, False),
-        (":::", False),
-    ],
-)
-def test_hosts(host: str, valid: bool) -> None:
-    assert valid_host(host) is valid
 
 
 def test_a_chief_is_added_beside_worker_0() -> None:

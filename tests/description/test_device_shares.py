@@ -5,7 +5,7 @@ import pytest
 from tfdist import Cluster, ClusterError, Task, read
 from tfdist.choice import choose, prepared
 from tfdist.devices import Plan, own_plan, own_threads, plan, threads, visible, with_gpus_per_task
-from tfdist.machine import Installed, cores, find_gpus
+from tfdist.machine import Installed, find_gpus
 
 
 def gpus(number):
@@ -216,23 +216,3 @@ def test_gpus_are_found_without_tensorflow(tmp_path, smi, nvidia, amd, expected)
         node.mkdir(parents=True)
         (node / "properties").write_text(f"cpu_cores_count 8\nsimd_count {256 * (number > 0)}\n")
     assert find_gpus(tmp_path, lambda: smi) == expected
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, None),
-        ({"cpu.max": "max 100000"}, None),
-        ({"cpu.max": "100000 100000"}, 1),
-        ({"cpu.max": "50000 100000"}, 1),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
-        ({"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 1),
-    ],
-)
-def test_cores_are_those_that_affinity_and_quota_allow(tmp_path, monkeypatch, files, expected):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
-    for name, text in files.items():
-        path = tmp_path / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-    assert cores(tmp_path) == (expected or 4)

@@ -201,6 +201,16 @@ def test_launchers_that_contradict_each_other_are_named(parts, message):
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize("task", [("chief", 0), ("worker", 2), ("evaluator", 0)])
+def test_an_evaluator_is_a_rank_that_tf_config_does_not_list(task):
+    cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1", "d:1"]}
+    config = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": task[0], "index": task[1]}})}
+    rank = {"chief": 0, "worker": 3, "evaluator": 4}[task[0]]
+    assert environment.find(config | mpi(rank, size=5, local_size=1)).task == task
+    with pytest.raises(ClusterError, match=r"describes 4 tasks.* describes 6 tasks"):
+        environment.find(config | mpi(rank, size=6, local_size=1))
+
+
 def test_with_ps_only_sizes_are_compared_not_ranks():
     config = {"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}, "task": {"type": "ps", "index": 0}}
     both = {"TF_CONFIG": json.dumps(config)}

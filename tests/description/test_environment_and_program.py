@@ -35,6 +35,10 @@ def test_the_tasks_of_a_description_are_assigned_to_the_processes_of_a_step(envi
     assert cluster.task == ("ps", 0)
     # So is a chief that only the strategy adds.
     assert resolved({"worker": 2, "ps": 1}) == cluster
+    # It is on the host of the first process, not on that of worker 0.
+    environ({"SLURM_DISTRIBUTION": "cyclic"})
+    cluster = resolved({"worker": ["n2:1", "n1:1"], "ps": ["n2:2"]})
+    assert [task.host for task in cluster.tasks] == ["n1", "n2", "n1", "n2"] and cluster.job("chief")
     with pytest.raises(ClusterError, match=r"asks for 1 chief, 4 workers, 3 ps, but SLURM_PROCID describes 4 workers"):
         resolved("STANDARD_1")
 

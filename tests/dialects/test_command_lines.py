@@ -171,8 +171,9 @@ def test_variables_that_do_not_concern_the_cluster_are_passed_over() -> None:
 def test_variables_that_a_container_gets_count() -> None:
     config = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
     for options in (f"-e TF_CONFIG='{config}'", f"--env A=1 --env TF_CONFIG='{config}'", f"--rm --env=TF_CONFIG='{config}'"):
-        cluster = tfdist.read(f"sudo docker run -v /data:/data {options} image python train.py -e 5")
-        assert (cluster.describe(), cluster.task) == ("2 workers", ("worker", 1))
+        for given in (options, options.replace(", ", ",\n  ").replace("{", "{\n")):
+            cluster = tfdist.read(f"sudo docker run -v /data:/data {given} image python train.py -e 5")
+            assert (cluster.describe(), cluster.task) == ("2 workers", ("worker", 1))
     several = [config.replace("1}}", f"{index}}}}}") for index in range(2)]
     cluster = tfdist.read("\n".join(f"docker run -d -e TF_CONFIG='{each}' image python train.py" for each in several))
     assert (cluster.describe(), cluster.task) == ("2 workers", None)
@@ -209,6 +210,8 @@ def test_a_script_has_one_launcher_that_counts(tmp_path: Path) -> None:
     node = "torchrun --nnodes 2 --node-rank {} --master-addr a x.py\n"
     with pytest.raises(ClusterError, match="lines 1, 2 start different nodes of one job"):
         description(node.format(0) + node.format(1))
+    again = description(node.format(1) + node.format(1).replace("x.py", "evaluate.py"))
+    assert isinstance(again, RankInfo) and (again.rank, again.size) == (1, 2)
     with pytest.raises(ClusterError, match=r"lines 1, 2 start several jobs, and one of them cannot be read \(-np: '\$N'"):
         tfdist.read("mpirun -np 2 x\nmpirun -np $N x\n")
 
@@ -239,6 +242,15 @@ def test_variables_of_one_command_count_for_its_launcher(start: str) -> None:
 def test_an_assignment_of_a_launchers_variable_is_read(form: str) -> None:
     cluster = tfdist.read(form.replace("{}", json.dumps(TF_CONFIG)))
     assert cluster == tfdist.read(TF_CONFIG) and cluster.task == ("worker", 1)
+
+
+@pytest.mark.parametrize(
+    "before", ["TFDIST_CLUSTER=STANDARD_1 ", "export TFDIST_CLUSTER=STANDARD_1\n", "env TFDIST_CLUSTER=STANDARD_1 "]
+)
+def test_a_description_that_the_program_gets_counts_and_not_the_ranks_that_run_it(before: str) -> None:
+    assert tfdist.read(f"{before}mpirun -np 8 python train.py\n") == tfdist.read("STANDARD_1")
+    with pytest.raises(ClusterError, match="TFDIST_CLUSTER: STANDARD_2: this is neither a file nor a scale tier; did you mean"):
+        tfdist.read(f"{before.replace('D_1', 'D_2')}mpirun -np 8 python train.py\n")
 
 
 def test_the_tasks_of_one_script_are_one_cluster() -> None:
@@ -290,6 +302,15 @@ def test_a_script_that_exports_tf_config(first: str) -> None:
     assert both == cluster and both.task is None
     with pytest.raises(ClusterError, match=r"the commands in lines ., . describe different clusters"):
         tfdist.read(first + CONFIG % "ps" + (CONFIG % "chief").replace("c:1", "d:1"))
+    # Variables of one task may have a line each.
+    names = (
+        "PADDLE_PSERVERS_IP_PORT_LIST=a:1",
+        "PADDLE_TRAINER_ENDPOINTS=b:1,c:1",
+        "TRAINING_ROLE=TRAINER",
+        "PADDLE_TRAINER_ID=1",
+    )
+    cluster = tfdist.read(first + "".join(f"export {name}\n" for name in names) + "python train.py\n")
+    assert (cluster.describe(), cluster.task) == ("2 workers, 1 ps", ("worker", 1))
 
 
 def test_a_manifest_in_a_script_is_no_description() -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import random
 import subprocess
 import sys
 
@@ -13,7 +12,6 @@ import tfdist
 from tfdist import process_cluster
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.horovod import environment, write
-from tfdist.dialects.horovod.hosts import cluster_of
 from tfdist.errors import ClusterError
 from tfdist.rank_info import RankInfo
 
@@ -235,23 +233,13 @@ def test_settings_of_horovod_are_no_environment():
 # Writing.
 
 
-def test_what_is_written_reads_back():
-    rng = random.Random(7)
-    for _ in range(50):
-        names = rng.sample(["a", "b", "c.d", "10.0.0.1"], rng.randint(1, 4))
-        cluster = cluster_of([name for name in names for _ in range(rng.randint(1, 3))], tfdist.read("BASIC").source)
-        assert tfdist.read(write.write(cluster)) == cluster
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [
         ("STANDARD_1", "Horovod has no words for a chief; rank 0 is the chief"),
-        ('{"worker": ["a:1"], "ps": ["b:1"]}', "no words for a ps"),
         ('{"worker": ["a:1", "b:1", "a:2"]}', "Horovod needs consecutive ranks on a host"),
-        ('{"worker": ["[::1]:1", "b:1"]}', "no IPv6"),
         ("cluster { nworkers_per_group: 2 nworkers_per_procs: 2 server_worker_separate: false }", "one process for each slot"),
-        (Cluster((Task("worker", 0),), strategy="mirrored"), "no words for strategy 'mirrored'"),
+        (Cluster((Task("worker", 0),), strategy="mirrored"), "no words for strategy other than the usual"),
     ],
 )
 def test_what_horovod_has_no_words_for(source, message):

@@ -152,13 +152,12 @@ def test_a_shell_runs_no_string_of_a_batch_script(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("to", SHAPES)
+@pytest.mark.parametrize("to", [to for to in SHAPES if to not in ("singa", "horovod")])
 def test_a_hostile_source_is_not_written(to: str) -> None:
-    hosts = None if to in ("singa", "horovod") else "n1-standard-4"
     for hostile in HOSTILE:
-        made = workers("out") if hosts is None else cluster(machine_type=hosts, source=hostile)
+        made = cluster(machine_type="n1-standard-4", source=hostile)
         assert made.source.name.isprintable()
-        assert SHAPES[to](outputs()[to](made)) == SHAPES[to](outputs()[to](made))
+        assert outputs()[to](made) == outputs()[to](cluster(machine_type="n1-standard-4"))
 
 
 @pytest.mark.parametrize("to", ["cloudml", "vertex"])
@@ -234,21 +233,8 @@ def test_hosts_and_zones_that_people_have_are_valid() -> None:
         "a" * 63,
     ):
         assert valid_host(host)
-    for host in (
-        "",
-        "a..b",
-        ".a",
-        "-a",
-        "a" * 64,
-        f"{'a' * 64}.b",
-        "::1%",
-        "::1%a%b",
-        "::1%a/b",
-        "::1% ",
-        "::g",
-        "a" * 254,
-        "a\n",
-    ):
+    bad = ("", "a..b", ".a", "-a", "a:1", "a/b", "é", "a" * 64, f"{'a' * 64}.b", "a" * 254, "a\n")
+    for host in (*bad, "::1%", "::1%a%b", "::1%a/b", "::1% ", "::g", ":::"):
         assert not valid_host(host)
 
 

@@ -126,7 +126,7 @@ def test_jobs_of_other_frameworks_are_workers_that_train_alike() -> None:
             f"{MNIST}---\n{MNIST}",
             f"<text>:{MNIST.count(chr(10)) + 2}: items.1: there are 2 training jobs, TFJob 'dist-mnist' and TFJob 'dist-mnist'",
         ),
-        (SERVICE, "<text>:1: there is no training job, only Service; tfdist reads TFJob, TrainJob, PyTorchJob, MPIJob"),
+        (SERVICE, "<text>:1: there is no training job, only Service; tfdist reads TFJob, TrainJob, MPIJob, PyTorchJob"),
         (MNIST.replace("TFJob", "TfJob"), "only TfJob"),
         (MNIST.replace("TFJob", "TfJob"), "did you mean TFJob?"),
         (

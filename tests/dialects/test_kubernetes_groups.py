@@ -35,9 +35,7 @@ def test_the_groups_of_a_job_set_are_jobs() -> None:
     assert hosts(alone.replace("  network: {subdomain: net}\n", ""))[0] == "mnist-workers-0-0.mnist.ml.svc:None"
     assert len(kinds(alone.replace("name: workers", "name: anything"))) == 4
     assert len(kinds(alone.replace("parallelism: 2", "parallelism: 8"))) == 4  # No more than there are to complete.
-    assert len(kinds(alone.replace("        completions: 2\n", ""))) == len(
-        kinds(alone.replace("parallelism: 2\n        ", ""))
-    )
+    assert len(kinds(alone.replace("        completions: 2\n", ""))) == 4
     master = alone + "  - name: master\n    template: {spec: {template: {spec: {containers: [{name: p}]}}}}\n"
     assert hosts(master)[0] == "mnist-master-0-0.net.ml.svc:None"
 
@@ -48,6 +46,10 @@ def test_bad_job_sets() -> None:
     )
     assert "google.com/tpu: the pods ask for TPUs" in refused(JOB_SET.replace("nvidia.com/gpu", "google.com/tpu"))
     assert "more than 100000" in refused(JOB_SET.replace(": 2\n        completions: 2", ": 99999\n        completions: 99999"))
+    for fewer in ("", "parallelism: 1\n        "):  # Kubernetes starts the second pod when the first has ended.
+        assert "of 2 pods (completions) Kubernetes starts 1 at a time" in refused(
+            JOB_SET.replace("parallelism: 2\n        ", fewer)
+        )
     assert "replicatedJobs.1: 'name' is not a mapping; expected fields" in refused(
         JOB_SET.partition("  - name: ps")[0] + "  - name\n"
     )

@@ -170,6 +170,9 @@ def test_gpus_are_counted_where_they_are_asked_for(monkeypatch):
     assert len(description("torchrun --nproc-per-node gpu train.py").tasks) == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,10,0")  # For CUDA an id that does not exist ends the list.
     assert len(description("torchrun --nproc-per-node gpu train.py").tasks) == 1
+    # A command may list GPUs of another machine.
+    for count in ("gpu", "auto"):
+        assert len(description(f"CUDA_VISIBLE_DEVICES=4,5 torchrun --nproc-per-node {count} train.py").tasks) == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ClusterError, match="gpu asks for one process per GPU, and this machine has none"):
         description("torchrun --nproc-per-node gpu train.py")
@@ -204,6 +207,7 @@ def test_options_that_cannot_be_are_named(command, message):
 
 def test_a_task_that_tfdist_starts_within_such_an_environment_has_its_tf_config_alone():
     config = '{"cluster": {"chief": ["a:1"], "worker": ["a:2"], "ps": ["a:3"]}, "task": {"type": "worker", "index": 0}}'
+    ranks = {**ENV, "WORLD_SIZE": "8"}
     with pytest.raises(ClusterError, match="unset the variables of the one that does not belong to this run"):
-        environment.find({**ENV, "TF_CONFIG": config})
-    assert environment.find({**ENV, "TF_CONFIG": config, "TFDIST_STARTED": "1"}).task == ("worker", 0)
+        environment.find({**ranks, "TF_CONFIG": config})
+    assert environment.find({**ranks, "TF_CONFIG": config, "TFDIST_STARTED": "1"}).task == ("worker", 0)

@@ -137,13 +137,6 @@ def test_what_is_no_readable_file(tmp_path: Path) -> None:
         assert len(str(caught.value)) < 600
 
 
-def test_a_pipe_is_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    with subprocess.Popen([sys.executable, "-c", f"open({str(path)!r}, 'w').write({SINGA!r})"]):
-        assert read(path).slots == 2
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

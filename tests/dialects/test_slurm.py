@@ -153,10 +153,27 @@ def test_a_batch_script_that_tfdist_did_not_write():
         ("#SBATCH packjob\n", ":3: heterogeneous jobs are not read"),
         ("#SBATCH -N 99999 --ntasks-per-node=99999\n", "more than 100000"),
         ("#SBATCH -n '2\n", ":3: this line cannot be split into words"),
-        ("export TFDIST_CLUSTER=x\n", ":3: TFDIST_CLUSTER: expected a JSON object"),
+        ("export TFDIST_CLUSTER=x\n", "^<text>: TFDIST_CLUSTER: x: there is no such file"),
     ):
         with pytest.raises(ClusterError, match=message):
             tfdist.read(head + bad + "srun x\n")
+
+
+def test_the_description_that_a_script_gives_to_its_program(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for given, expected in (
+        ("export TFDIST_CLUSTER=STANDARD_1\nsrun python t.py", "1 chief, 4 workers, 3 ps"),
+        ("TFDIST_CLUSTER=STANDARD_1 srun python t.py", "1 chief, 4 workers, 3 ps"),
+        ('export TFDIST_CLUSTER="horovodrun -np 4 -H a:2,b:2 t.py"\nsrun python t.py', "4 workers"),
+        ("export TFDIST_CLUSTER=job.sh\nsrun python t.py", "2 workers"),  # As without it.
+        ("export TFDIST_CLUSTER=\nsrun python t.py", "2 workers"),
+    ):
+        (tmp_path / "job.sh").write_text(script := f"#!/bin/bash\n#SBATCH -n 2\n{given}\n")
+        assert tfdist.read("job.sh").describe() == tfdist.read(script).describe() == expected, given
+    (tmp_path / "other.sh").write_text("#!/bin/bash\n#SBATCH -n 2\nexport TFDIST_CLUSTER=job.sh\n")
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH -n 2\nexport TFDIST_CLUSTER=other.sh\n")
+    with pytest.raises(ClusterError, match="these files refer to each other"):
+        tfdist.read("job.sh")
 
 
 TORCHRUN = """#!/bin/bash

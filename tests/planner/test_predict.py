@@ -47,7 +47,7 @@ def test_two_points_tell_calls_from_bytes():
     assert [costs.served(ps).server for ps in (1, 2, 8)] == pytest.approx([0.010, 0.006, 0.003])
     assert costs.served(3).worker == pytest.approx(0.010 + 2 * 0.001)
     for period in (4, 16, 64):
-        cost = costs.exchanged(period, 1, 1)
+        cost = costs.synchronized(period, 1, 1)
         assert (cost.worker, cost.server, cost.chief) == pytest.approx((0.020, 0.012, 0.004 + period * 0.0001))
     assert costs.compute == pytest.approx(0.010)
 

@@ -93,7 +93,7 @@ def test_a_ring_sends_its_bytes_at_any_length():
         assert got == pytest.approx(1 / (STEP + wire))
 
 
-def test_a_delay_hides_an_exchange_that_is_not_longer():
+def test_a_delay_hides_a_synchronization_that_is_not_longer():
     narrow = Network(1e8, 0.0, 4)  # Push and reply of two workers take 40 ms in all, as long as four steps.
     waits = speed("hogwild", 2, network=narrow, period=16, delay=1)
     hidden = speed("hogwild", 2, network=narrow, period=16, delay=8)

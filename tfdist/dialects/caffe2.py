@@ -8,7 +8,6 @@ the store, so a run of Caffe2 and a run of tfdist can share one.
 """
 
 import os
-from collections.abc import Mapping
 
 from tfdist.cluster import Cluster, valid_host
 from tfdist.dialects.dialect import CommandReader, Dialect, TextReader
@@ -99,13 +98,9 @@ def _store(values: Values) -> Store:
     if host:
         if not valid_host(host):
             raise values.error("redis_host", f"{shown(host)} is neither a host name nor an address")
-        password = values.text("redis_password") or _password(os.environ)
+        password = values.text("redis_password") or os.environ.get(PASSWORD_VARIABLE) or None
         return Store("redis", host, values.port("redis_port", 6379), password=password)
     return Store("file", path=values.text("file_store_path", "/tmp"))
-
-
-def _password(environ: Mapping[str, str]) -> str | None:
-    return environ.get(PASSWORD_VARIABLE) or None
 
 
 DIALECT = Dialect(

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from tfdist.dialects.environment import CLUSTER_VARIABLE
 from tfdist.dialects.parsing.command_line import PREFIXES
 from tfdist.dialects.parsing.document import check_text, is_json
 from tfdist.dialects.parsing.machine_gpus import ON_NODE
@@ -40,8 +41,8 @@ _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh", "script"})
 _WHICH = re.compile(r"(?:\$\(|`)(?:which|command -v) ([\w./-]+)[)`]", re.ASCII)
 _SHEBANG = re.compile(r"#!.*\b(?:ba|z|da|k)?sh\b")
 _YAML_KEY = re.compile(r"^[ \t]*(?:-[ \t]+)?[\"']?[A-Za-z_][\w./-]*[\"']?[ \t]*:(?:[ \t]|$)", re.MULTILINE | re.ASCII)
-_QUOTED = re.compile(r"^(?:export[ \t]+)?[A-Za-z_]\w*=(?:'[^']*'|\"(?:[^\"\\]|\\.)*\")", re.MULTILINE | re.ASCII | re.DOTALL)
-"""An assignment at the beginning of a line, whose value may have lines such as `"cluster": {`."""
+_QUOTED = re.compile(r"(?<![^\s=])[A-Za-z_]\w*=(?:'[^']*'|\"(?:[^\"\\]|\\.)*\")", re.ASCII | re.DOTALL)
+"""An assignment, whose value may have lines such as `"cluster": {`."""
 
 _VARIABLES = re.compile(r"\b[A-Z][A-Z_]+=")
 _NAMED = re.compile(r"\$\{?(\w+)", re.ASCII)
@@ -101,6 +102,8 @@ def launches(
     found: list[Launch] = []
     inherited: Mapping[str, str] = {}
     exported: list[Launch] = []
+    group: dict[str, str] = {}  # What is exported until a variable gets another value: the variables of one task.
+    is_known = False
     hidden: dict[str, _Hidden] = {}
     used: _Hidden | None = None
     for command in commands(check_text(text, source), source, known):
@@ -108,8 +111,12 @@ def launches(
         used = used or next((hidden[name] for word in command.words for name in _NAMED.findall(word) if name in hidden), None)
         if not command.words:
             inherited = variables
-            if (name := _environment(command.variables)) is not None:
-                exported.append(Launch(name, (), command.line, variables))
+            if group.keys() & command.variables.keys():
+                group, is_known = {}, False
+            group |= command.variables
+            if (name := _environment(group)) is not None:
+                exported[len(exported) - is_known :] = [Launch(name, (), command.line, variables)]
+                is_known = True
             hidden |= _hidden(command)
             used = used or next((entry for entry in hidden.values() if entry.has_options), None)
         elif (launch := _launch(command, variables, source, known)) is not None:
@@ -254,7 +261,7 @@ def _hidden(command: ShellCommand) -> dict[str, _Hidden]:
     """Returns the launchers in the values of variables, by the names of the variables."""
     hidden: dict[str, _Hidden] = {}
     for name, value in command.variables.items():
-        words = value.split()[:MAX_WORDS]
+        words = value.split()[:MAX_WORDS] if name != CLUSTER_VARIABLE else []
         while words and ASSIGNMENT.fullmatch(words[0]):  # run="NCCL_DEBUG=INFO deepspeed ..."
             words = words[1:]
         words = words if words[:1] != ["-m"] else ["python", *words]  # DISTRIBUTED="-m torch.distributed.run ..."

@@ -13,7 +13,7 @@ from tfdist.dialects.dialect import CommandReader, Dialect
 from tfdist.dialects.horovod.hosts import merged, parse_hostfile
 from tfdist.dialects.parsing.command_line import check_count, names, options
 from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, decode, read_bytes, shown
-from tfdist.dialects.parsing.machine_gpus import chosen_gpus
+from tfdist.dialects.parsing.machine_gpus import visible_gpus
 from tfdist.dialects.parsing.values import Values
 from tfdist.errors import Source
 
@@ -35,13 +35,13 @@ Slots = dict[str, list[int]]
 """The numbers of the GPUs on each host."""
 
 
-def parse_command(words: list[str], source: Source, environ: Mapping[str, str] | None = None) -> Cluster:
+def parse_command(words: list[str], source: Source, environ: Mapping[str, str]) -> Cluster:
     """Reads a command line of the launcher.
 
     Args:
         words: the command line; the first word is the program.
         source: for messages.
-        environ: variables, of which CUDA_VISIBLE_DEVICES counts. Default: those of this process.
+        environ: variables, of which CUDA_VISIBLE_DEVICES counts.
 
     Raises:
         ClusterError: for bad options, and where only the machine knows the number of its GPUs.
@@ -50,16 +50,10 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str] |
     values = options(words[1:], source, _VALUED, _SWITCHES, letters=letters, abbreviates=True)
     if values.flag("elastic_training"):
         raise values.error("elastic_training", "multi_worker_mirrored keeps its tasks; give the number of nodes")
-    limit = next(
-        (
-            values.number(name, least=1, most=MAX_GPUS_PER_TASK)
-            for name in ("num_gpus", "num_accelerators")
-            if values.text(name)
-        ),
-        0,
-    )
+    limit_name = "num_gpus" if values.text("num_gpus") else "num_accelerators"
+    limit = values.number(limit_name, 0, least=1, most=MAX_GPUS_PER_TASK)
     file = values.text("hostfile") or (DEFAULT_HOSTFILE if os.path.exists(DEFAULT_HOSTFILE) else "")
-    hosts = _of_file(file, values) if file else _of_machine(values, limit, os.environ if environ is None else environ)
+    hosts = _of_file(file, values) if file else _of_machine(values, limit, environ)
     hosts = _filtered(hosts, values)
     nodes = values.number("num_nodes", 0)
     if nodes > len(hosts):
@@ -86,7 +80,7 @@ def _of_file(name: str, values: Values) -> Slots:
 def _of_machine(values: Values, limit: int, environ: Mapping[str, str]) -> Slots:
     """Returns the GPUs of the one machine: as many as the options say, or CUDA_VISIBLE_DEVICES, or as this machine has."""
     named = [int(gpu) for gpu in re.findall(r"[:,]([0-9]{1,4})\b", values.text("include"))]
-    count = limit or len(named) or chosen_gpus(environ)
+    count = limit or len(named) or visible_gpus(environ)
     if not count and values.number("num_nodes", 1) < 2:
         raise values.error(
             "num_gpus", "DeepSpeed takes all GPUs of the machine, and this one has none that tfdist knows; give their number"

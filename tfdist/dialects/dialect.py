@@ -45,8 +45,8 @@ class TextReader:
             `looks_like`.
         marks: those of `words` that no other language has. A text without any of them is not in this language, whatever other
             words it has. Default: all of `words`.
-        starts_launchers: returns whether a text is a script whose commands may start another launcher, which then describes the
-            cluster. Must not raise.
+        is_script: whether the texts are scripts whose commands may start another launcher, which then describes the cluster.
+        refers: returns the description that a text gives to the program and that counts instead of it, or None. Must not raise.
         variables: returns the variables that whatever runs such a script sets in it, as far as they follow from the text. Must
             not raise.
         is_mapping: whether `parse` reads the mapping of a JSON or YAML document. Default: it reads the text.
@@ -62,7 +62,8 @@ class TextReader:
     parse: Callable[[Document], Described]
     words: frozenset[str] = frozenset()
     marks: frozenset[str] = frozenset()
-    starts_launchers: Callable[[str], bool] = lambda text: False
+    is_script: bool = False
+    refers: Callable[[str], str | None] = lambda text: None
     variables: Callable[[str], Mapping[str, str]] = lambda text: {}
     is_mapping: bool = False
     looks_like: Callable[[str | Mapping[Any, Any]], bool] = lambda content: False

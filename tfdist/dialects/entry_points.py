@@ -83,7 +83,7 @@ def _guarded(dialect: Dialect, where: str) -> Dialect:
         text = dataclasses.replace(
             text,
             looks_like=_harmless(text.looks_like, False, where),
-            starts_launchers=_harmless(text.starts_launchers, False, where),
+            refers=_harmless(text.refers, None, where),
             variables=_harmless(text.variables, {}, where),
             from_object=_harmless(text.from_object, None, where),
             presets=text.presets and dataclasses.replace(text.presets, find=_harmless(text.presets.find, None, where)),

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from tfdist.cluster import Cluster
 from tfdist.dialects.dialect import Described
-from tfdist.dialects.registry import environment_readers
+from tfdist.dialects.registry import environment_readers, names_jobs
 from tfdist.errors import Source
 from tfdist.rank_info import RankInfo
 
@@ -46,7 +46,7 @@ class Environment:
 
     @property
     def size(self) -> int:
-        """Processes that train or serve. Every system counts these in the same way."""
+        """Processes that train or serve."""
         if isinstance(self.described, RankInfo):
             return self.described.size + len(self.described.servers)
         return len(self.described.training_tasks)
@@ -101,11 +101,10 @@ def is_started(environ: Mapping[str, str]) -> bool:
     return bool(environ.get(STARTED_VARIABLE) and environ.get("TF_CONFIG"))
 
 
-def find_blank(environ: Mapping[str, str] | None = None) -> Described | None:
-    """Returns what an environment that names only one task describes (`TF_CONFIG={}`), or None."""
-    environ = os.environ if environ is None else environ
-    reader = next((reader for reader in environment_readers().values() if reader.is_blank(environ)), None)
-    return reader.parse(environ) if reader else None
+def find_blank() -> Described | None:
+    """Returns what the environment of this process describes if it names only one task (`TF_CONFIG={}`), or None."""
+    reader = next((reader for reader in environment_readers().values() if reader.is_blank(os.environ)), None)
+    return reader.parse(os.environ) if reader else None
 
 
 def _environments(environ: Mapping[str, str], *, allocates: bool) -> Iterator[Environment]:
@@ -124,10 +123,15 @@ def _missing_addresses(entry: Environment) -> int:
     return 0 if isinstance(described, Cluster) else 1 + (not described.servers) + (described.store is None)
 
 
+def _sizes(entry: Environment) -> set[int]:
+    """Returns how many processes there may be: TF_CONFIG leaves out an evaluator, which others count as one of theirs."""
+    return {entry.size, entry.size + names_jobs(entry.dialect)}
+
+
 def _check_agree(one: Environment, other: Environment) -> None:
     if any(isinstance(entry.described, Cluster) and entry.described.partial for entry in (one, other)):
         return  # The view of one task does not show the others.
-    if one.size != other.size or (None not in (one.rank, other.rank) and one.rank != other.rank):
+    if _sizes(one).isdisjoint(_sizes(other)) or (None not in (one.rank, other.rank) and one.rank != other.rank):
         raise Source("environment", "environment").error(
             f"{one}, but {other}; unset the variables of the one that does not belong to this run"
         )

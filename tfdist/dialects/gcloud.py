@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects.cloudml import training_input
-from tfdist.dialects.cloudml.messages import Reader, Value
+from tfdist.dialects.cloudml.messages import fields, flag, training_fields
+from tfdist.dialects.cloudml.training_input import NAME as CLOUDML
+from tfdist.dialects.cloudml.training_input import read_fields
 from tfdist.dialects.dialect import CommandReader, Dialect
 from tfdist.dialects.parsing.command_line import check_variable, names
 from tfdist.dialects.parsing.document import Document, check_text, close, decode, read_bytes, shown
 from tfdist.dialects.parsing.load import load
+from tfdist.dialects.parsing.node import Node
 from tfdist.dialects.parsing.shell import has_variable
 from tfdist.dialects.parsing.values import Values
 from tfdist.dialects.vertex import custom_job
@@ -105,31 +107,30 @@ def _training(words: list[str], source: Source) -> Cluster:
     given = _flags(words, source, positional=1)
     values = Values(source, dict(given), "--")
     document = _config(values)
-    fields = Reader(document, Source(training_input.NAME, document.name)).training_input()
-    for flag, field in _FIELDS.items():
-        if values.text(flag):
-            fields[field] = Value(values.text(flag), f"--{flag}")
-    for flag, field in _ACCELERATORS.items():
-        if values.text(flag):
-            before = fields[field].fields if field in fields else {}
-            fields[field] = Value({**before, "acceleratorConfig": _accelerator(values, flag)}, f"--{flag}")
-    if not any(name.endswith(("Tier", "Type", "Count")) for name in fields):
-        fields["scaleTier"] = Value("BASIC", "--scale-tier")
+    found = training_fields(document, Source(CLOUDML, document.name))
+    for name, field in _FIELDS.items():
+        if values.text(name):
+            found[field] = flag(values.text(name), name, source)
+    for name, field in _ACCELERATORS.items():
+        if values.text(name):
+            found[field] = flag({**fields(found.get(field)), "acceleratorConfig": _accelerator(values, name)}, name, source)
+    if not any(name.endswith(("Tier", "Type", "Count")) for name in found):
+        found["scaleTier"] = flag("BASIC", "scale-tier", source)
     folder = dict(given).get("job-dir", "")
     if folder and not has_variable(folder):
-        fields["jobDir"] = Value(folder, "--job-dir")
-    return training_input.read_fields(fields, source)
+        found["jobDir"] = flag(folder, "job-dir", source)
+    return read_fields(found, source)
 
 
-def _accelerator(values: Values, flag: str) -> Value:
+def _accelerator(values: Values, name: str) -> Node:
     """Returns `type=nvidia-tesla-t4,count=2` as AcceleratorConfig."""
-    content: dict[str, Value] = {}
-    for part in values.text(flag).split(","):
+    content: dict[str, Node] = {}
+    for part in values.text(name).split(","):
         key, equals, text = part.strip().partition("=")
         if not equals or key not in ("type", "count"):
-            raise values.error(flag, f"{shown(part)} is not right; expected type=nvidia-tesla-t4,count=1")
-        content[key] = Value(text.upper().replace("-", "_") if key == "type" else text, f"--{flag}")
-    return Value(content, f"--{flag}")
+            raise values.error(name, f"{shown(part)} is not right; expected type=nvidia-tesla-t4,count=1")
+        content[key] = flag(text.upper().replace("-", "_") if key == "type" else text, name, values.source)
+    return flag(content, name, values.source)
 
 
 def _local(words: list[str], source: Source) -> Cluster:

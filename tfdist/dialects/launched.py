@@ -78,7 +78,9 @@ def _parse(launch: Launch, source: Source) -> Described:
     reader = command_readers()[launch.dialect]
     if reader.reads_variables:
         environ = {name: value for name, value in os.environ.items() if name != ON_NODE} | dict(launch.variables)
-        if ON_NODE in launch.variables and "CUDA_VISIBLE_DEVICES" not in launch.variables:
+        if "CUDA_VISIBLE_DEVICES" in launch.variables:
+            environ.setdefault(ON_NODE, "")
+        elif ON_NODE in launch.variables:
             environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(int(launch.variables[ON_NODE]))))
         return reader.parse(list(launch.words), source, environ)
     return reader.parse(list(launch.words), source)

@@ -42,7 +42,7 @@ _POD = ("PET_MASTER_ADDR", "PET_NNODES", "PET_NODE_RANK")
 """Variables that every pod of a TrainJob has."""
 
 
-def parse_command(words: list[str], source: Source, environ: Mapping[str, str] | None = None) -> Cluster | RankInfo:
+def parse_command(words: list[str], source: Source, environ: Mapping[str, str]) -> Cluster | RankInfo:
     """Reads a command line of torchrun. A missing option may be in the environment: PET_NNODES for `--nnodes`.
 
     On one host the result is a Cluster with one worker for each process. On several it is the RankInfo of the first process on
@@ -51,14 +51,13 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str] |
     Args:
         words: the command line; the first word is the program.
         source: for messages.
-        environ: variables. Default: those of this process.
+        environ: variables.
 
     Raises:
         ClusterError: for options that torchrun refuses, and for an elastic `--nnodes 1:4`.
         UnplacedError: for several nodes with `--rdzv-backend c10d`, whose ranks torchrun assigns when it runs, or with shell
             variables in the address of the master or the rank of the node.
     """
-    environ = os.environ if environ is None else environ
     given = options(words[1:], source, _VALUED, _SWITCHES, letters=_LETTERS, abbreviates=True)
     inherited = {name: environ[f"PET_{name.upper()}"] for name in _VALUED | _SWITCHES if environ.get(f"PET_{name.upper()}")}
     values = Values(source, {**inherited, **given.texts}, "--")

@@ -105,14 +105,20 @@ def from_environment() -> Described | None:
     given = os.environ.get(environment.CLUSTER_VARIABLE, "").strip()
     if not given or environment.is_started(os.environ):  # The launcher has another description, or has read this one.
         return environment.find()
+    return _given(given, environment.CLUSTER_VARIABLE)
+
+
+def _given(text: str, place: str) -> Described:
+    """Returns what the value of a variable describes. Messages begin with the `place` of the variable."""
     try:
-        described = description(given)
+        described = description(text)
     except ClusterError as error:
         is_text, fault = str(error).startswith("<text>:"), str(error).removeprefix("<text>:")
-        raise ClusterError(f"{environment.CLUSTER_VARIABLE}:{fault if is_text else f' {fault}'}") from None
+        raise ClusterError(f"{place}:{fault if is_text else f' {fault}'}") from None
+    except RecursionError:
+        raise ClusterError(f"{place}: these files refer to each other") from None
     name = "" if described.source.name == "<text>" else f": {described.source.name}"
-    source = Source(described.source.dialect, f"{environment.CLUSTER_VARIABLE}{name}")
-    return dataclasses.replace(described, source=source)
+    return dataclasses.replace(described, source=Source(described.source.dialect, f"{place}{name}"))
 
 
 def _standalone(options: Mapping[str, Any]) -> bool:
@@ -129,6 +135,9 @@ def _described(source: object, hosts: str | None, options: Mapping[str, Any]) ->
         return _parse(detected, hosts, options)
     if hosts is not None or options:
         raise _does_not_take(Source(detected.launches[0].dialect, detected.source.name), hosts, options)
+    variables = (launch.variables.get(environment.CLUSTER_VARIABLE, "").strip() for launch in detected.launches)
+    if (given := next(filter(None, variables), None)) and given != detected.source.name:
+        return _given(given, f"{detected.source.name}: {environment.CLUSTER_VARIABLE}")
     return read_launches(detected)
 
 
@@ -138,8 +147,11 @@ def _parse(detected: Detected, hosts: str | None, options: Mapping[str, Any]) ->
     bad_hosts = None if reader.takes_hostfile else hosts
     if bad_hosts is not None or refused:
         raise _does_not_take(Source(detected.dialect, document.name), bad_hosts, refused)
+    given = reader.refers(document.text)
+    if given is not None and given != document.name:  # Its own name asks for what the script says without that.
+        return _given(given, f"{document.name}: {environment.CLUSTER_VARIABLE}")
     described = reader.parse(dataclasses.replace(document, hostfile=hosts, overrides=options))
-    if not reader.starts_launchers(document.text) or not isinstance(described, Cluster):
+    if not reader.is_script or not isinstance(described, Cluster):
         return described
     inner = detect_launches(document.text, document.name, reader.variables(document.text))
     if inner is None or not (others := [each for each in inner.launches if each.words and each.dialect != detected.dialect]):

@@ -1,4 +1,4 @@
-"""What a step and an exchange cost on the tasks, from the runs of a measurement. Times are seconds.
+"""What a step and a synchronization cost on the tasks, from the runs of a measurement. Times are seconds.
 
 What was not measured comes from the constants of this file, and `Cost.assumed` says so.
 """
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from tfdist.planner.measurement import Measurement, Run
 
 PROCESSOR_PER_BYTE = 2e-9
-"""Processor time of a task for each byte that it sends or receives and adds to parameters, where no run tells. An exchange of
-7.45 MB in both directions costs about 30 ms (benchmarks/exchange.md)."""
+"""Processor time of a task for each byte that it sends or receives and adds to parameters, where no run tells. One
+synchronization of 7.45 MB in both directions costs about 30 ms (benchmarks/exchange.md)."""
 
 PROCESSOR_PER_CALL = 1e-3
 """Processor time of a task for each call, where no run tells."""
@@ -125,7 +125,7 @@ class Costs:
         run = self.measurement.run("multi_worker_mirrored")
         return run is not None and run.batch > 1.5 * self.measurement.batch
 
-    # Exchanges.
+    # Synchronizations.
 
     def served(self, ps: int, largest: float | None = None) -> Cost:
         """Returns the costs of a step of `parameter_server`.
@@ -158,20 +158,20 @@ class Costs:
             return 1.0
         return min(1.0, max(0.0, (run.moved / 2 - (self.measurement.model_bytes - tables)) / tables))
 
-    def exchanged(self, period: int, ps: int, fragments: int) -> Cost:
-        """Returns the costs of a period of `hogwild` without its steps: an exchange of all parameters, and a call."""
+    def synchronized(self, period: int, ps: int, fragments: int) -> Cost:
+        """Returns the costs of a period of `hogwild` without its steps: a synchronization of all parameters, and a call."""
         if self._hogwild is None:
             size, calls = 2 * self.measurement.model_bytes * PROCESSOR_PER_BYTE, fragments * PROCESSOR_PER_CALL
             chief = CHIEF_PER_CALL + period * self.measurement.batch_bytes * CHIEF_PER_BYTE
             return Cost(size + calls, size / ps + calls, chief, ("hogwild was not measured",))
-        step, exchange = self._hogwild
+        step, synchronization = self._hogwild
         one, served = self.served(1).server, self.served(ps).server
         share = served / one if one else 1 / ps  # Calls and bytes as under parameter_server.
-        return Cost(exchange.worker, exchange.server * share, exchange.chief + period * step.chief)
+        return Cost(synchronization.worker, synchronization.server * share, synchronization.chief + period * step.chief)
 
     @functools.cached_property
     def _hogwild(self) -> tuple[Cost, Cost] | None:
-        """The costs of a step and those of an exchange; None if hogwild was not measured.
+        """The costs of a step and those of a synchronization; None if hogwild was not measured.
 
         What a step costs in a run is c + o / period; runs with two periods tell both. With one, the step costs what it costs in
         one process.
@@ -183,9 +183,9 @@ class Costs:
         server = short.server * short.period
         if short.period == long.period:
             single, batch = self.measurement.single.worker, self.measurement.batch_bytes * CHIEF_PER_BYTE
-            exchange = max(0.0, short.worker - single) * short.period
+            synchronization = max(0.0, short.worker - single) * short.period
             return Cost(min(single, short.worker), 0.0, batch), Cost(
-                exchange, server, max(0.0, short.chief - batch) * short.period
+                synchronization, server, max(0.0, short.chief - batch) * short.period
             )
         worker_step, worker = _line(short, long, short.worker, long.worker)
         chief_step, chief = _line(short, long, short.chief, long.chief)
@@ -194,6 +194,6 @@ class Costs:
 
 def _line(short: Run, long: Run, in_short: float, in_long: float) -> tuple[float, float]:
     """Returns c and o of c + o / period, neither below 0, given what a step costs with a short and with a long period."""
-    exchange = max(0.0, (in_short - in_long) / (1 / short.period - 1 / long.period))
-    exchange = min(exchange, in_long * long.period)
-    return in_long - exchange / long.period, exchange
+    synchronization = max(0.0, (in_short - in_long) / (1 / short.period - 1 / long.period))
+    synchronization = min(synchronization, in_long * long.period)
+    return in_long - synchronization / long.period, synchronization

@@ -8,7 +8,7 @@ from tfdist.planner.option import Hardware, Option
 
 @dataclass(frozen=True)
 class Cycle:
-    """What one cycle of one worker asks for: a step, or a period of steps with its exchange.
+    """What one cycle of one worker asks for: a step, or a period of steps with its synchronization.
 
     Attributes:
         examples: examples that it trains with.

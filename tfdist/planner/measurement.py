@@ -1,4 +1,4 @@
-"""`Measurement`: what the steps and exchanges of a program cost, as the probe has measured it, and its file."""
+"""`Measurement`: what the steps and synchronizations of a program cost, as the probe has measured it, and its file."""
 
 import dataclasses
 import json

@@ -1,6 +1,6 @@
 """Predicts examples per second of an option, and names the resource that binds.
 
-A cycle of a worker is a step, or with `hogwild` a period of steps and its exchange. `predict` is a formula that takes
+A cycle of a worker is a step, or with `hogwild` a period of steps and its synchronization. `predict` is a formula that takes
 microseconds, to compare hundreds of options:
 
     T = (L^g + X^g)^(1/g)
@@ -13,16 +13,16 @@ do not wait for each other, but queue for each resource (queues.py); with `multi
 `simulated` then simulates those that are shown (simulated.py), and its prediction counts.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tfdist.planner.costs import COMPRESSED, HOP_SECONDS, Costs
+from tfdist.planner.costs import HOP_SECONDS, Costs
 from tfdist.planner.loads import Cycle, Load, busiest, loads
 from tfdist.planner.option import Hardware, Option
-from tfdist.planner.placement import evenly, whole_and_split
 from tfdist.planner.queues import cycle as queued
 from tfdist.planner.simulated import Network
 from tfdist.planner.simulated_periods import simulate
-from tfdist.planner.ways import DELAY_PART, LONGEST_DELAY, way_of
+from tfdist.planner.ways import DELAY_PART, LONGEST_DELAY, Way, way_of
 
 G = 5.0
 """The exponent g. Chosen on nine float32 cells of an older run of benchmarks/hogwild.py, never on those of planner.md."""
@@ -69,7 +69,7 @@ def simulated(costs: Costs, hardware: Hardware, option: Option, shared_by: int |
     """Returns the prediction of the simulator (simulated.py). It takes some 10 ms.
 
     Args:
-        costs: what steps and exchanges cost.
+        costs: what steps and synchronizations cost.
         hardware: the machines, all equal.
         option: not `default` or `mirrored`, of which nothing is to be simulated.
         shared_by: see `Network`.
@@ -85,7 +85,7 @@ def simulated(costs: Costs, hardware: Hardware, option: Option, shared_by: int |
     busy = tuple((name, min(1.0, factor * part)) for name, part in formula.busy)
     together = 1 if option.strategy == "multi_worker_mirrored" else option.workers
     steps = speed / together / way.examples
-    compute = steps * (way.compute + way.worker / (option.period if option.strategy == "hogwild" else 1))
+    compute = steps * (way.compute + way.worker / way.steps)
     compute /= min(1, hardware.cores)
     own = "worker processor" if compute >= 0.5 else "worker link"
     binding = busy[0][0] if busy and busy[0][1] >= BINDS else own
@@ -117,73 +117,55 @@ def _one_process(costs: Costs, hardware: Hardware, option: Option) -> Prediction
 
 def _all_reduce(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
     """`multi_worker_mirrored`: each step computes the worker's part of the batch, then sums all gradients in a ring."""
-    workers, measurement = option.workers, costs.measurement
-    computed, summed = costs.all_reduce(workers)
-    share = 2 * (workers - 1) / workers * costs.summed_bytes(workers)
-    processor = computed + summed
+    workers, way = option.workers, way_of(costs, option)
+    share = 2 * (workers - 1) / workers * way.sent[0]
     wire = share / hardware.link + 2 * (workers - 1) * HOP_SECONDS
     # One after the other, and no resource is shared: no queue forms.
-    time = costs.wall(computed, hardware.cores) + summed / min(1, hardware.cores) + wire
+    time = costs.wall(way.compute, hardware.cores) + way.worker / min(1, hardware.cores) + wire
     binding = "worker link" if wire > time - wire else "worker processor"
-    busy = (("worker link", share / hardware.link / time), ("worker processor", processor / hardware.cores / time))
-    batch = measurement.batch * (workers if costs.batch_grows else 1)
-    assumed = () if measurement.run("multi_worker_mirrored") else ("multi_worker_mirrored was not measured",)
-    return Prediction(option, batch / time, binding, _sorted(busy), assumed)
+    processor = (way.compute + way.worker) / hardware.cores
+    busy = (("worker link", share / hardware.link / time), ("worker processor", processor / time))
+    return Prediction(option, way.examples / time, binding, _sorted(busy), way.assumed)
 
 
 def _served(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
     """`parameter_server`: a step reads the parameters, computes, and sends the gradients; workers do not wait for others."""
-    measurement = costs.measurement
-    sent = [
-        size * COMPRESSED[option.compression] for size in whole_and_split(measurement.variables, option.ps, costs.table_part)
-    ]
-    cost = costs.served(option.ps, max(sent) / sum(sent))
-    cycle = Cycle(
-        measurement.batch,
-        costs.compute + cost.worker,
-        cost.server,
-        cost.chief,
-        sent,
-        measurement.batch_bytes,
-    )
+    way = way_of(costs, option)
+    cycle = _cycle(way)
     shared = loads(option, cycle, hardware)
-    chief = cost.chief if option.workers == 1 else 0.0  # Else the chief prepares the next step meanwhile.
-    compute = costs.wall(costs.compute, hardware.cores) + (cost.worker + cost.server + chief) / min(1, hardware.cores)
-    wire = 2 * _remote(option, sent) / hardware.link + _batches(option, cycle) / hardware.link
+    chief = way.chief if option.workers == 1 else 0.0  # Else the chief prepares the next step meanwhile.
+    compute = costs.wall(way.compute, hardware.cores) + (way.worker + way.server + chief) / min(1, hardware.cores)
+    wire = 2 * _remote(option, way.sent) / hardware.link + _batches(option, cycle) / hardware.link
     queues = [load.seconds / option.workers for load in busiest(shared) if load.kind != "chief"]
     time = queued(option.workers, max(0.0, compute + wire - sum(queues)), queues)
-    time = combined(time, option.workers * cost.chief)
-    return _prediction(option, cycle, time, shared, (compute, wire), cost.assumed)
+    time = combined(time, option.workers * way.chief)
+    return _prediction(option, cycle, time, shared, (compute, wire), way.assumed)
 
 
 def _local_steps(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
-    """`hogwild`: a period of steps on the worker's replica, and an exchange of which the delay hides a part."""
-    measurement, period = costs.measurement, option.period
-    cost = costs.exchanged(period, option.ps, option.fragments)
-    sent = [size * COMPRESSED[option.compression] for size in evenly(measurement.model_bytes, option.ps)]
-    cycle = Cycle(
-        period * measurement.batch,
-        period * costs.compute + cost.worker,
-        cost.server,
-        cost.chief,
-        sent,
-        period * measurement.batch_bytes,
-    )
-    step = costs.wall(costs.compute, hardware.cores)
-    between = max(1, period // option.fragments)
+    """`hogwild`: a period of steps on the worker's replica, and a synchronization of which the delay hides a part."""
+    way = way_of(costs, option)
+    cycle = _cycle(way)
+    step = costs.wall(way.compute, hardware.cores)
+    between = max(1, option.period // option.fragments)
     delay = max(1, min(between // DELAY_PART, LONGEST_DELAY)) if option.delay is None else min(option.delay, between)
     # Rounds: all workers push at about the same time, and wait for the slowest answer.
-    pushed = max(_remote(option, sent), _crowd(option, sent)) / hardware.link
+    pushed = max(_remote(option, way.sent), _crowd(option, way.sent)) / hardware.link
     cores = hardware.cores if option.colocated else hardware.server_cores or hardware.cores
-    exchange = 2 * pushed + option.workers * cost.server / cores
-    wire = max(0.0, exchange - delay * step * option.fragments)
+    synchronization = 2 * pushed + option.workers * way.server / cores
+    wire = max(0.0, synchronization - delay * step * option.fragments)
     # And get their batches at the same time.
     wire += max(1, option.workers - (not option.chief_apart)) * _batches(option, cycle) / hardware.link
-    chief = cost.chief if option.workers == 1 else 0.0
-    compute = period * step + (cost.worker + chief) / min(1, hardware.cores)
+    chief = way.chief if option.workers == 1 else 0.0
+    compute = option.period * step + (way.worker + chief) / min(1, hardware.cores)
     shared = loads(option, cycle, hardware)
     time = combined(compute + wire, max(load.seconds for load in shared))
-    return _prediction(option, cycle, time, shared, (compute, wire), cost.assumed)
+    return _prediction(option, cycle, time, shared, (compute, wire), way.assumed)
+
+
+def _cycle(way: Way) -> Cycle:
+    """Returns what a cycle of one worker asks for: a step, or a period of steps with its synchronization."""
+    return Cycle(way.steps * way.examples, way.steps * way.compute + way.worker, way.server, way.chief, way.sent, way.batches)
 
 
 def _prediction(
@@ -204,13 +186,13 @@ def _batches(option: Option, cycle: Cycle) -> float:
     return cycle.batches if option.chief_apart or option.workers > 1 else 0.0
 
 
-def _remote(option: Option, sent: list[int] | list[float]) -> float:
+def _remote(option: Option, sent: Sequence[float]) -> float:
     """Returns the bytes that a worker sends to ps on other machines."""
     own = max(sent) if option.colocated and option.ps >= option.workers else 0.0
     return sum(sent) - own
 
 
-def _crowd(option: Option, sent: list[float]) -> float:
+def _crowd(option: Option, sent: Sequence[float]) -> float:
     """Returns the bytes that the ps with the most bytes receives from all workers on other machines."""
     return (option.workers - option.colocated) * max(sent)
 

@@ -34,7 +34,7 @@ def predictions(
     Options that the table shows are simulated. The others keep the prediction of the formula.
 
     Args:
-        costs: what steps and exchanges cost.
+        costs: what steps and synchronizations cost.
         hardware: the machines.
         options: what to compare.
         rows: rows of the table.
@@ -62,7 +62,7 @@ def _needs(option: Option) -> bool:
 
 
 def _messages(costs: Costs, option: Option) -> int:
-    """Returns how many messages workers and ps exchange in a cycle, as they are simulated."""
+    """Returns how many messages workers and ps send each other in a cycle, as they are simulated."""
     way = way_of(costs, option)
     if option.strategy == "multi_worker_mirrored":
         workers = min(option.workers, MOST_IN_RING)

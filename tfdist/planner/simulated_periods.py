@@ -29,8 +29,8 @@ IN_FLIGHT = 2
 class Hogwild(Simulation):
     """`hogwild`: calls of a period's steps on a replica; each pushes first, and pulls the replies `delay` updates later."""
 
-    def __init__(self, way: Way, network: Network, seed: int = 0, most: int = MOST_WORKERS) -> None:
-        super().__init__(way, network, seed, most)
+    def __init__(self, way: Way, network: Network, most: int = MOST_WORKERS) -> None:
+        super().__init__(way, network, most=most)
         option = way.option
         self._between = max(1, option.period // option.fragments)
         most = max(1, min(self._between // DELAY_PART, LONGEST_DELAY))
@@ -230,18 +230,17 @@ class Hogwild(Simulation):
         cores.run(half, encoded)
 
 
-def simulate(way: Way, network: Network, seed: int = 0, most: int = MOST_WORKERS) -> Simulated:
+def simulate(way: Way, network: Network, most: int = MOST_WORKERS) -> Simulated:
     """Returns what the simulation of a way to train finds.
 
     Args:
         way: how to train.
         network: on what.
-        seed: of the random times.
         most: most workers that are simulated one by one; of more, each simulated one stands for several.
     """
     if way.option.strategy == "multi_worker_mirrored":
-        return simulate_ring(way, network, seed)
+        return simulate_ring(way, network)
     if way.option.strategy == "parameter_server":
-        return simulate_steps(way, network, seed, most)
-    hogwild = Hogwild(way, network, seed, most)
+        return simulate_steps(way, network, most)
+    hogwild = Hogwild(way, network, most)
     return hogwild.run(hogwild.begin)

@@ -27,9 +27,9 @@ class _Sum:
 class Ring(Simulation):
     """`multi_worker_mirrored`."""
 
-    def __init__(self, way: Way, network: Network, seed: int = 0) -> None:
+    def __init__(self, way: Way, network: Network) -> None:
         is_apart = not way.is_one_machine and network.shared_by is None  # Else all of them need the same cores.
-        super().__init__(way, network, seed, MOST_IN_RING if is_apart else way.option.workers)
+        super().__init__(way, network, most=MOST_IN_RING if is_apart else way.option.workers)
         self._stages = 2 * (self.count - 1)
         self._longer = (way.option.workers - 1) / max(1, self.count - 1)  # So many stages does each stand for.
         self._sums: dict[tuple[int, int], _Sum] = {}
@@ -82,7 +82,7 @@ class Ring(Simulation):
         return super().result(steps_per_second / self.way.option.workers)
 
 
-def simulate_ring(way: Way, network: Network, seed: int = 0) -> Simulated:
+def simulate_ring(way: Way, network: Network) -> Simulated:
     """Returns what the simulation finds; for the arguments see `simulate`."""
-    found = Ring(way, network, seed)
+    found = Ring(way, network)
     return found.run(found.step)

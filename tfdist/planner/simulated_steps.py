@@ -135,39 +135,38 @@ class Ordered(ParameterServer):
         self._try_all()
 
 
-def simulate_steps(way: Way, network: Network, seed: int = 0, most: int = MOST_WORKERS) -> Simulated:
+def simulate_steps(way: Way, network: Network, most: int) -> Simulated:
     """Returns what the simulation finds in the order that the strategy keeps; for the arguments see `simulate`."""
-    free = without_order(way, network, seed, most)
+    free = without_order(way, network, most)
     if way.is_synchronous or way.is_one_machine or not 1 < way.option.workers <= step_order.MOST_WORKERS:
         return free
     orders = {StepOrder.FREE: free}
     for order in (StepOrder.TOGETHER, StepOrder.TURNS):
-        orders[order] = _mean(way, seed, most, functools.partial(Ordered, order, way, network))
+        orders[order] = _mean(way, most, functools.partial(Ordered, order, way, network))
     return orders[best({order: each.speed for order, each in orders.items()})]
 
 
-def without_order(way: Way, network: Network, seed: int = 0, most: int = MOST_WORKERS) -> Simulated:
+def without_order(way: Way, network: Network, most: int = MOST_WORKERS) -> Simulated:
     """Returns what the simulation finds if workers begin their steps as soon as they are free."""
-    return _mean(way, seed, most, functools.partial(ParameterServer, way, network))
+    return _mean(way, most, functools.partial(ParameterServer, way, network))
 
 
-def _mean(way: Way, seed: int, most: int, training: Callable[[int, int], ParameterServer]) -> Simulated:
+def _mean(way: Way, most: int, training: Callable[[int, int], ParameterServer]) -> Simulated:
     """Returns the mean of several beginnings.
 
     Args:
         way: how to train.
-        seed: of the beginnings and of the random times.
         most: most workers that are simulated.
         training: makes the simulation; takes a seed and `most`.
     """
     count = beginnings(way)
-    generator = random.Random(seed)
+    generator = random.Random(0)
     # Of each worker, one beginning in each part of a step (a Latin hypercube).
     places = [generator.sample(range(count), count) for _ in range(min(most, way.option.workers))]
     found = []
     for number in range(count):
         parts = [0.0 if way.is_synchronous else (each[number] + generator.random()) / count for each in places]
-        found.append(_run(training(seed + number, most), parts))
+        found.append(_run(training(number, most), parts))
     mean = sum(each.speed for each in found) / count
     nearest = min(found, key=lambda each: abs(each.speed - mean))
     return Simulated(mean, nearest.busiest, nearest.busy)

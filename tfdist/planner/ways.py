@@ -18,7 +18,7 @@ class Way:
     Attributes:
         option: strategy and numbers of tasks.
         compute: of a step.
-        worker: of a worker for an exchange (parameter_server: of a step; multi_worker_mirrored: for the sum).
+        worker: of a worker for a synchronization (parameter_server: of a step; multi_worker_mirrored: for the sum).
         server: of each ps for it.
         chief: of the chief for it.
         sent: bytes that a worker sends to each ps in it, and as many that it receives; multi_worker_mirrored:
@@ -31,6 +31,7 @@ class Way:
         is_synchronous: whether the workers of parameter_server wait for each other after each step.
         rounds: whether hogwild's replies wait for the pushes of all workers.
         is_one_machine: whether all tasks share one machine.
+        assumed: what was not measured, in words.
     """
 
     option: Option
@@ -47,6 +48,12 @@ class Way:
     is_synchronous: bool = False
     rounds: bool = True
     is_one_machine: bool = False
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """Steps of a cycle: with hogwild those of a period, else one."""
+        return self.option.period if self.option.strategy == "hogwild" else 1
 
 
 def way_of(costs: Costs, option: Option, **changes: Any) -> Way:
@@ -56,16 +63,18 @@ def way_of(costs: Costs, option: Option, **changes: Any) -> Way:
     if option.strategy == "multi_worker_mirrored":
         computed, summed = costs.all_reduce(option.workers)
         examples *= option.workers if costs.batch_grows else 1
-        found = Way(option, computed, summed, sent=(costs.summed_bytes(option.workers),), examples=examples)
+        assumed = () if measured.run(option.strategy) else (f"{option.strategy} was not measured",)
+        sent: tuple[float, ...] = (costs.summed_bytes(option.workers),)
+        found = Way(option, computed, summed, sent=sent, examples=examples, assumed=assumed)
     elif option.strategy == "parameter_server":
         placed = whole_and_split(measured.variables, option.ps, costs.table_part)
         cost = costs.served(option.ps, max(placed) / sum(placed))
         sent = tuple(each * COMPRESSED[option.compression] for each in placed)
-        found = Way(option, costs.compute, cost.worker, cost.server, cost.chief, sent, batches, examples)
+        found = Way(option, costs.compute, cost.worker, cost.server, cost.chief, sent, batches, examples, assumed=cost.assumed)
     else:
-        cost = costs.exchanged(option.period, option.ps, option.fragments)
+        cost = costs.synchronized(option.period, option.ps, option.fragments)
         sent = tuple(each * COMPRESSED[option.compression] for each in evenly(size, option.ps))
         batches *= option.period
-        found = Way(option, costs.compute, cost.worker, cost.server, cost.chief, sent, batches, examples)
+        found = Way(option, costs.compute, cost.worker, cost.server, cost.chief, sent, batches, examples, assumed=cost.assumed)
         found = replace(found, shards=shards(size // option.fragments, option.ps), epoch=measured.epoch)
     return replace(found, **changes)

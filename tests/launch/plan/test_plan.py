@@ -103,6 +103,12 @@ def test_several_devices_of_one_machine_are_compared_with_one_process(plan):
         assert code == 0, err
         (row,) = [line for line in out.splitlines() if line.endswith("  described")]
         assert row.strip("* ").split()[:2] == ["mirrored", "4"]
+        assert "several slots" not in err
+    several = '{"cluster": {"worker": ["a:1", "b:1"]}, "tfdist": {"slots": {"worker": [[4, 4], [4, 4]]}}}'
+    assert (
+        "workers with several slots are predicted as if each trained on one"
+        in plan("--from", "m.json", "--cluster", several)[2]
+    )
 
 
 def test_workers_on_this_machine_and_workers_that_join_are_counted(plan):
@@ -148,23 +154,17 @@ def test_the_recommended_cluster_in_a_language(plan, words, expected):
 
 
 def test_flags_of_hogwild_are_kept_and_what_a_language_lacks_becomes_flags(plan):
-    words = [
-        "--tier",
-        "STANDARD_1",
-        "--link",
-        "100mbit",
-        "--strategy",
-        "hogwild",
-        "--sync_period",
-        "64",
-        "--compression",
-        "int8",
-    ]
+    words = ["--tier=STANDARD_1", "--link=100mbit", "--strategy=hogwild", "--sync_period=64", "--compression=int8"]
     for to, expected in (("cloudml", "scaleTier"), ("cluster_spec", '"ps": [')):
         code, out, err = plan("--from", "m.json", *words, "--to", to)
         assert code == 0
         assert expected in out
         assert "give the program --strategy hogwild --sync_period 64 --compression int8" in err
+    description = ["--cluster", '{"cluster": {"worker": ["a:1", "b:1"]}, "tfdist": {"job_dir": "/runs"}}']
+    code, out, err = plan("--from", "m.json", *description, "--link", "10gbit", "--to", "horovod")
+    assert (code, out) == (0, "a slots=1\n"), err
+    assert 'tfdist: Horovod has no job directory: give your program "/runs" itself.\n' in err
+    assert "tfdist: Horovod chooses the ports: those of the description are not carried over.\n" in err
 
 
 @pytest.mark.parametrize(

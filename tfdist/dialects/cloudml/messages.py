@@ -5,10 +5,11 @@ Source: ml.v1.json of google-api-python-client 2.202.0.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import replace
+from typing import cast
 
-from tfdist.dialects.parsing.document import Document, Path, shown
+from tfdist.dialects.parsing.document import Document, shown
+from tfdist.dialects.parsing.node import Node
 from tfdist.errors import ClusterError, Source, nearest
 
 
@@ -63,75 +64,52 @@ def camel(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])_([a-z0-9])", lambda match: match[1].upper(), name)
 
 
-@dataclass(frozen=True)
-class Value:
-    """A value and its place.
-
-    Attributes:
-        content: the value; of a message its fields, see `fields`.
-        field: path of the field, or the flag.
-        line: its line, if it is known.
-    """
-
-    content: Any
-    field: str
-    line: int | None = None
-
-    @property
-    def fields(self) -> "dict[str, Value]":
-        """The fields of a message by name in camel case."""
-        return cast("dict[str, Value]", self.content)
+def flag(content: object, name: str, source: Source) -> Node:
+    """Returns the value of a flag, which stands in the place of a field."""
+    return Node(content, (f"--{name}",), Document(source.name), source)
 
 
-class Reader:
-    """Reads the fields of TrainingInput in camel case or snake case, and refuses unknown fields."""
+def fields(message: Node | None) -> dict[str, Node]:
+    """Returns the fields of a message that was read, by name in camel case; none without a message."""
+    return {} if message is None else cast("dict[str, Node]", message.value)
 
-    def __init__(self, document: Document, source: Source) -> None:
-        self.document = document
-        self.source = source
 
-    def training_input(self) -> dict[str, Value]:
-        """Returns the fields of TrainingInput by name in camel case. Raises ClusterError for an unknown field."""
-        top = self.document.mapping
-        names = {camel(key) for key in top if isinstance(key, str)}
-        if not top:
-            return {}
-        if "trainingInput" not in names and (names & TRAINING_FIELDS or not names & JOB_FIELDS):
-            return self._message(top, (), "TrainingInput")
-        job = self._message(top, (), "Job")
-        if "trainingInput" not in job:
-            raise self.source.error("the job has no trainingInput, which describes the machines")
-        return job["trainingInput"].fields
+def training_fields(document: Document, source: Source) -> dict[str, Node]:
+    """Returns the fields of TrainingInput by name in camel case. Raises ClusterError for an unknown field."""
+    top = Node(document.mapping, (), document, source)
+    names = {camel(key) for key in document.mapping if isinstance(key, str)}
+    if not document.mapping:
+        return {}
+    if "trainingInput" not in names and (names & TRAINING_FIELDS or not names & JOB_FIELDS):
+        return _read(top, "TrainingInput")
+    job = _read(top, "Job")
+    if "trainingInput" not in job:
+        raise source.error("the job has no trainingInput, which describes the machines")
+    return fields(job["trainingInput"])
 
-    def _message(self, mapping: Mapping[Any, Any], path: Path, kind: str) -> dict[str, Value]:
-        """Returns the fields of a message by name in camel case, without null ones, to the depth of `MESSAGES`."""
-        known = MESSAGES[kind]
-        values: dict[str, Value] = {}
-        for key, content in mapping.items():
-            here = (*path, key if isinstance(key, str) else shown(key))
-            name = camel(key) if isinstance(key, str) else ""
-            value = Value(content, ".".join(here), self.document.lines.get(here))
-            if name not in known:
-                raise self._unknown(value, name or shown(key), kind)
-            if name in values:
-                raise self._error(f"the same is given as {values[name].field}; keep one of them", value)
-            if content is not None:
-                values[name] = self._nested(value, here, known[name]) if known[name] else value
-        return values
 
-    def _nested(self, value: Value, path: Path, kind: str) -> Value:
-        if not isinstance(value.content, Mapping):
-            fields = ", ".join(MESSAGES[kind])
-            raise self._error(f"{shown(value.content)} is not a mapping; expected {kind} with {fields}", value)
-        return Value(self._message(value.content, path, kind), value.field, value.line)
+def _read(node: Node, kind: str) -> dict[str, Node]:
+    """Returns the fields of a message by name in camel case, without null ones, to the depth of `MESSAGES`."""
+    known = MESSAGES[kind]
+    if not isinstance(node.value, Mapping):
+        raise node.error(f"{shown(node.value)} is not a mapping; expected {kind} with {', '.join(known)}")
+    values: dict[str, Node] = {}
+    for key, content in node.value.items():
+        name = camel(key) if isinstance(key, str) else ""
+        value = replace(node, value=content, path=(*node.path, key if isinstance(key, str) else shown(key)))
+        if name not in known:
+            raise _unknown(value, name or shown(key), kind)
+        if name in values:
+            raise value.error(f"the same is given as {values[name].field}; keep one of them")
+        if content is not None:
+            values[name] = replace(value, value=_read(value, known[name])) if known[name] else value
+    return values
 
-    def _unknown(self, value: Value, name: str, kind: str) -> ClusterError:
-        if kind == "Job" and name in TRAINING_FIELDS:
-            return self._error("this field belongs inside trainingInput; move it there", value)
-        # A bare TrainingInput may be a Job whose one important field is misspelled.
-        known = [*MESSAGES[kind], "trainingInput"] if kind == "TrainingInput" else list(MESSAGES[kind])
-        hint = nearest(name, known, otherwise=f"; the fields are {', '.join(MESSAGES[kind])}")
-        return self._error(f"{kind} has no such field{hint}", value)
 
-    def _error(self, message: str, value: Value) -> ClusterError:
-        return self.source.error(message, field=value.field[-100:], line=value.line)
+def _unknown(value: Node, name: str, kind: str) -> ClusterError:
+    if kind == "Job" and name in TRAINING_FIELDS:
+        return value.error("this field belongs inside trainingInput; move it there")
+    # A bare TrainingInput may be a Job whose one important field is misspelled.
+    known = [*MESSAGES[kind], "trainingInput"] if kind == "TrainingInput" else list(MESSAGES[kind])
+    hint = nearest(name, known, otherwise=f"; the fields are {', '.join(MESSAGES[kind])}")
+    return value.error(f"{kind} has no such field{hint}")

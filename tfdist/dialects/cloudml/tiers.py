@@ -1,30 +1,16 @@
 """CloudML's scale tiers. Source: the page "Scale tiers" of Cloud ML Engine (counts and machines)."""
 
-from dataclasses import dataclass
-
 from tfdist.dialects.cloudml.machines import CLOUD_TPU
 
-
-@dataclass(frozen=True)
-class Tier:
-    """A scale tier: the machines of each job."""
-
-    machines: tuple[tuple[str, int, str, int], ...]
-    """(job, count, machine type as shown, GPUs of each machine)"""
-
-
-TIERS: dict[str, Tier] = {
-    "BASIC": Tier((("chief", 1, "n1-standard-4", 0),)),
-    "STANDARD_1": Tier(
-        (("chief", 1, "n1-highcpu-8", 0), ("worker", 4, "n1-highcpu-8", 0), ("ps", 3, "n1-standard-4", 0)),
-    ),
-    "PREMIUM_1": Tier(
-        (("chief", 1, "n1-highcpu-16", 0), ("worker", 19, "n1-highcpu-16", 0), ("ps", 11, "n1-highmem-8", 0)),
-    ),
-    "BASIC_GPU": Tier((("chief", 1, "n1-standard-8+1xNVIDIA_TESLA_K80", 1),)),
-    "BASIC_TPU": Tier((("chief", 1, CLOUD_TPU, 0),)),
-    "CUSTOM": Tier(()),
+TIERS: dict[str, tuple[tuple[str, int, str, int], ...]] = {
+    "BASIC": (("chief", 1, "n1-standard-4", 0),),
+    "STANDARD_1": (("chief", 1, "n1-highcpu-8", 0), ("worker", 4, "n1-highcpu-8", 0), ("ps", 3, "n1-standard-4", 0)),
+    "PREMIUM_1": (("chief", 1, "n1-highcpu-16", 0), ("worker", 19, "n1-highcpu-16", 0), ("ps", 11, "n1-highmem-8", 0)),
+    "BASIC_GPU": (("chief", 1, "n1-standard-8+1xNVIDIA_TESLA_K80", 1),),
+    "BASIC_TPU": (("chief", 1, CLOUD_TPU, 0),),
+    "CUSTOM": (),
 }
+"""Scale tier -> (job, count, machine type as shown, GPUs of each machine) of each job."""
 
 
 def tier_name(text: object) -> str | None:

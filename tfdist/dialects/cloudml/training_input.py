@@ -4,14 +4,14 @@ The rules are those of TrainingInput in ml.v1.json (google-api-python-client 2.2
 (`api_lib/ml_engine/jobs.py`).
 """
 
-import re
 from dataclasses import dataclass
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.cloudml.machines import ACCELERATORS, CLOUD_TPU, MACHINES, MAX_GPUS, N1_MACHINES, Machine, machine
-from tfdist.dialects.cloudml.messages import JOB_FIELDS, TRAINING_FIELDS, Reader, Value, snake
+from tfdist.dialects.cloudml.messages import JOB_FIELDS, TRAINING_FIELDS, fields, flag, snake, training_fields
 from tfdist.dialects.cloudml.tiers import TIERS, tier_name
 from tfdist.dialects.parsing.document import MAX_TASKS, Document, shown
+from tfdist.dialects.parsing.node import Node
 from tfdist.errors import ClusterError, Source, nearest
 
 NAME = "cloudml"
@@ -45,15 +45,15 @@ def parse(document: Document) -> Cluster:
         ClusterError: for unknown fields, and for what CloudML or gcloud would refuse.
     """
     source = Source(NAME, document.name)
-    values = Reader(document, source).training_input()
+    values = training_fields(document, source)
     for option, content in document.overrides.items():
-        values[OVERRIDES[option][0]] = Value(content, f"--{option}")
+        values[OVERRIDES[option][0]] = flag(content, option, source)
     return read_fields(values, source)
 
 
-def read_fields(fields: dict[str, Value], source: Source) -> Cluster:
+def read_fields(values: dict[str, Node], source: Source) -> Cluster:
     """Reads the fields of a TrainingInput, by name in camel case. Raises ClusterError as `parse` does."""
-    return _Training(source, fields).cluster()
+    return _Training(source, values).cluster()
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _Replica:
 class _Training:
     """One TrainingInput: its rules, and the tasks that it means. `values` has its fields."""
 
-    def __init__(self, source: Source, values: dict[str, Value]) -> None:
+    def __init__(self, source: Source, values: dict[str, Node]) -> None:
         self.source = source
         self.values = values
 
@@ -87,16 +87,12 @@ class _Training:
         return Cluster(tasks=tuple(tasks), job_dir=self._text("jobDir"), source=self.source)
 
     def _error(self, message: str, field: str) -> ClusterError:
-        value = self.values.get(field, Value(None, field))
-        return self.source.error(message, field=value.field, line=value.line)
+        value = self.values.get(field)
+        return self.source.error(message, field=field) if value is None else value.error(message)
 
     def _text(self, field: str) -> str | None:
-        if field not in self.values:
-            return None
-        content = self.values[field].content
-        if not isinstance(content, str) or not content:
-            raise self._error(f"{shown(content)} is not a text; expected a string", field)
-        return content
+        value = self.values.get(field)
+        return None if value is None else value.text()
 
     def _tier(self) -> str:
         tiers = ", ".join(TIERS)
@@ -105,7 +101,7 @@ class _Training:
             if custom:
                 raise self._error(f"scaleTier is missing; {self.values[custom[0]].field} goes with CUSTOM", "scaleTier")
             raise self._error(f"scaleTier is required; choose one of {tiers}, here or with --tier", "scaleTier")
-        content = self.values["scaleTier"].content
+        content = self.values["scaleTier"].value
         tier = tier_name(content)
         if tier is None:
             guess = nearest(content.upper().replace("-", "_"), TIERS) if isinstance(content, str) else ""
@@ -123,9 +119,8 @@ class _Training:
                 if given and "args" in self.values:
                     raise self._error(f"both this and {given.field} are given; CloudML takes one of them", "args")
 
-    def _config(self, name: str) -> dict[str, Value]:
-        value = self.values.get(f"{name}Config")
-        return value.fields if value else {}
+    def _config(self, name: str) -> dict[str, Node]:
+        return fields(self.values.get(f"{name}Config"))
 
     def _fixed(self, tier: str) -> dict[str, _Replica]:
         for field in self.values:
@@ -134,9 +129,8 @@ class _Training:
         for name, _ in REPLICAS:
             accelerator = self._config(name).get("acceleratorConfig")
             if accelerator:
-                message = f"accelerators go with scaleTier CUSTOM and a {name}Type, and scaleTier is {tier}"
-                raise self.source.error(message, field=accelerator.field, line=accelerator.line)
-        return {job: _Replica(count, kind, gpus) for job, count, kind, gpus in TIERS[tier].machines}
+                raise accelerator.error(f"accelerators go with scaleTier CUSTOM and a {name}Type, and scaleTier is {tier}")
+        return {job: _Replica(count, kind, gpus) for job, count, kind, gpus in TIERS[tier]}
 
     def _custom(self) -> dict[str, _Replica]:
         if "masterType" not in self.values:
@@ -166,26 +160,11 @@ class _Training:
         gpus, suffix = self._accelerator(name, kind)
         if not count or kind is None:
             return None
-        shown_type = str(self.values[type_field].content) + suffix
+        shown_type = str(self.values[type_field].value) + suffix
         return _Replica(count, shown_type, gpus or kind.gpus)
 
     def _count(self, field: str) -> int:
-        if field not in self.values:
-            return 0
-        return self._number(self.values[field], 0)
-
-    def _number(self, value: Value, least: int) -> int:
-        """Returns a number that is given as 4 or "4", the API's string(int64)."""
-        content = value.content
-        number: int | None = None
-        if isinstance(content, str) and re.fullmatch(r"-?(0|[1-9][0-9]{0,18})", content, re.ASCII):
-            number = int(content)
-        elif isinstance(content, int) and not isinstance(content, bool):
-            number = content
-        if number is None or not least <= number <= MAX_TASKS:
-            message = f"{shown(content)} is not a count; expected a whole number from {least} to {MAX_TASKS}"
-            raise self.source.error(message, field=value.field, line=value.line)
-        return number
+        return self.values[field].count() if field in self.values else 0
 
     def _machine(self, field: str) -> Machine | None:
         name = self._text(field)
@@ -216,27 +195,23 @@ class _Training:
         value = self._config(name).get("acceleratorConfig")
         if value is None:
             return 0, ""
-
-        def error(message: str, at: Value) -> ClusterError:
-            return self.source.error(message, field=at.field, line=at.line)
-
         if kind is None or kind.legacy:
             machine_type = self._text(f"{name}Type")
             found = f"{name}Type is {machine_type}" if machine_type else f"{name}Type is missing"
-            raise error(
-                f"accelerators go with machine types of Compute Engine, and {found}; choose one such as n1-standard-8", value
+            raise value.error(
+                f"accelerators go with machine types of Compute Engine, and {found}; choose one such as n1-standard-8"
             )
-        model, count = value.fields.get("type"), value.fields.get("count")
+        model, count = fields(value).get("type"), fields(value).get("count")
         if model is None or count is None:
-            raise error("acceleratorConfig needs both a type and a count", value)
-        if model.content not in ACCELERATORS:
-            hint = nearest(model.content, ACCELERATORS, otherwise=f"; the types are {', '.join(ACCELERATORS)}")
-            raise error(f"{shown(model.content)} is not an accelerator{hint}", model)
-        number = self._number(count, 1)
-        is_tpu, type_name = model.content.startswith("TPU"), self._text(f"{name}Type")
+            raise value.error("acceleratorConfig needs both a type and a count")
+        if model.value not in ACCELERATORS:
+            hint = nearest(model.value, ACCELERATORS, otherwise=f"; the types are {', '.join(ACCELERATORS)}")
+            raise model.error(f"{shown(model.value)} is not an accelerator{hint}")
+        number = count.count(1)
+        is_tpu, type_name = model.value.startswith("TPU"), self._text(f"{name}Type")
         if is_tpu != (type_name == CLOUD_TPU):
-            raise error(f"{model.content} and {name}Type {type_name} do not go together; TPUs need cloud_tpu", model)
+            raise model.error(f"{model.value} and {name}Type {type_name} do not go together; TPUs need cloud_tpu")
         if number > MAX_GPUS and not is_tpu:
-            raise error(f"{number} accelerators do not fit into one machine; there are {MAX_GPUS} at most", count)
+            raise count.error(f"{number} accelerators do not fit into one machine; there are {MAX_GPUS} at most")
         # No strategy uses TPUs: they do not count as GPUs.
-        return (0 if is_tpu else number), f"+{number}x{model.content}"
+        return (0 if is_tpu else number), f"+{number}x{model.value}"

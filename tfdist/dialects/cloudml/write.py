@@ -28,7 +28,7 @@ def write(cluster: Cluster) -> str:
     check(cluster, _WHAT)
     jobs = {job: machine(cluster, cluster.job(job), _WHAT) for _, job in REPLICAS}
     present = tuple((job, len(cluster.job(job)), *jobs[job]) for job in jobs if cluster.job(job))
-    tier = next((name for name, tier in TIERS.items() if tier.machines == present), "CUSTOM")
+    tier = next((name for name, tier in TIERS.items() if tier == present), "CUSTOM")
     fields: dict[str, Any] = {"scaleTier": tier}
     if tier == "CUSTOM":
         for name, job in REPLICAS:

@@ -9,8 +9,8 @@ import re
 from collections import Counter
 
 from tfdist.cluster import Cluster
-from tfdist.dialects.horovod.hosts import Hosts, cluster_of, merged, parse_hostfile, parse_hosts
-from tfdist.dialects.parsing.command_line import check_single, check_variable, full_name
+from tfdist.dialects.horovod.hosts import Hosts, cluster_of, merged, one_by_one, parse_hostfile, parse_hosts
+from tfdist.dialects.parsing.command_line import check_single, check_variable, full_name, names
 from tfdist.dialects.parsing.document import MAX_TASKS, decode, read_bytes, shown
 from tfdist.dialects.parsing.shell import has_variable
 from tfdist.dialects.parsing.values import Values
@@ -31,15 +31,14 @@ _NAMES = {
 }
 _MEANINGS = {option: meaning for meaning, options in _NAMES.items() for option in options.split()}
 
-_HOROVOD_WITHOUT_VALUE = (
+_HOROVOD_ALONE = names(
     "v version cb check-build disable-cache verbose hierarchical-allreduce no-hierarchical-allreduce hierarchical-allgather "
     "no-hierarchical-allgather torus-allreduce no-torus-allreduce autotune no-autotune timeline-mark-cycles "
     "no-timeline-mark-cycles no-stall-check stall-check mpi-threads-disable no-mpi-threads-disable tcp log-with-timestamp "
     "log-without-timestamp prefix-timestamp prefix-output-with-timestamp log-hide-timestamp no-log-hide-timestamp gloo mpi "
     "jsrun"
 )
-_HOROVOD_ALONE = frozenset(_HOROVOD_WITHOUT_VALUE.split())
-_HOROVOD_WITH_VALUE = (
+_HOROVOD_WITH_VALUE = names(
     "np num-proc H hosts hostfile min-np min-num-proc max-np max-num-proc host-discovery-script start-timeout "
     "network-interfaces network-interface output-filename config-file p ssh-port i ssh-identity-file fusion-threshold-mb "
     "cycle-time-ms cache-capacity autotune-log-file autotune-warmup-samples autotune-steps-per-sample "
@@ -47,28 +46,21 @@ _HOROVOD_WITH_VALUE = (
     "timeline-filename stall-check-warning-time-seconds stall-check-shutdown-time-seconds mpi-args binding-args "
     "num-nccl-streams thread-affinity gloo-timeout-seconds log-level"
 )
-_HOROVOD_VALUES = dict.fromkeys(
-    _HOROVOD_WITH_VALUE.split(),
-    1,
-) | {"blacklist-cooldown-range": 2}
+_HOROVOD_VALUES = dict.fromkeys(_HOROVOD_WITH_VALUE, 1) | {"blacklist-cooldown-range": 2}
 
-_MPI_WITHOUT_VALUE = (
+_MPI_ALONE = names(
     "allow-run-as-root oversubscribe nooversubscribe tag-output timestamp-output display-map display-allocation "
     "display-topo report-bindings q quiet v verbose bind-to-core bind-to-none bind-to-socket use-hwthread-cpus "
     "genvall envall genvnone envnone l prepend-rank enable-recovery disable-recovery do-not-launch xml novm tune-off "
     "byslot bynode pernode leave-session-attached print-rank-map"
 )
-_MPI_ALONE = frozenset(_MPI_WITHOUT_VALUE.split())
-_MPI_WITH_VALUE = (
+_MPI_WITH_VALUE = names(
     "np n c H host hosts hostfile machinefile f default-hostfile N npernode ppn perhost map-by bind-to rank-by x wdir wd path "
     "prefix genvlist envlist output-filename am tune timeout stdin bootstrap bootstrap-exec launcher iface outfile-pattern "
     "errfile-pattern launch-agent cpu-set cpu-list ompi-server report-pid report-uri personality merge-stderr-to-stdout rmk "
     "npersocket cpus-per-proc host-arg configfile app rankfile rf bind depth cpu-bind mem-bind gpu-bind pmi output display"
 )
-_MPI_VALUES = dict.fromkeys(
-    _MPI_WITH_VALUE.split(),
-    1,
-) | dict.fromkeys(("mca", "gmca", "omca", "pmixmca", "prtemca", "genv", "env"), 2)
+_MPI_VALUES = dict.fromkeys(_MPI_WITH_VALUE, 1) | dict.fromkeys(("mca", "gmca", "omca", "pmixmca", "prtemca", "genv", "env"), 2)
 _NUMBERS = {"np": "-np", "min": "--min-np", "max": "--max-np", "per_host": "-N"}
 _BY_HOST = ("slot", "core", "socket", "hwthread", "numa", "l1cache", "l2cache", "l3cache", "board", "package")
 _RANK_ORDERS = (*_BY_HOST, "fill", "node")
@@ -204,7 +196,7 @@ def _placed(hosts: Hosts, limit: int | None, options: dict[str, str], source: So
     size = available if limit is None else limit
     if size > available and "hydra" in options:
         # Hydra goes round the hosts as often as needed.
-        turn = [host for host, slots in hosts for _ in range(slots)]
+        turn = one_by_one(hosts)
         return [turn[rank % available] for rank in range(size)]
     if size > available and ("oversubscribe" in options or "oversubscribe" in modifiers):
         more, others = divmod(size - available, len(hosts))  # Open MPI shares the others out evenly, the first hosts first.
@@ -212,9 +204,9 @@ def _placed(hosts: Hosts, limit: int | None, options: dict[str, str], source: So
         available = size
     if size > available or not size or available > MAX_TASKS:
         raise source.error(f"{size} processes are asked for, but the hosts have {available} slots; give them more", field="-np")
-    taken = Counter((_in_turn(hosts) if head == "node" else _one_by_one(hosts))[:size])
+    taken = Counter((_in_turn(hosts) if head == "node" else one_by_one(hosts))[:size])
     mapped = [(host, taken[host]) for host, _ in hosts]
-    return _in_turn(mapped) if order == "node" else _one_by_one(mapped)
+    return _in_turn(mapped) if order == "node" else one_by_one(mapped)
 
 
 def _mapping(options: dict[str, str], source: Source) -> tuple[str, str | None, list[str]]:
@@ -232,11 +224,6 @@ def _mapping(options: dict[str, str], source: Source) -> tuple[str, str | None, 
     if "span" in named or "nolocal" in named:
         raise _cannot_map(mapping, source)
     return head or "slot", per_host, named
-
-
-def _one_by_one(hosts: Hosts) -> list[str]:
-    """Returns the host of each rank where ranks fill one host after another."""
-    return [host for host, slots in hosts for _ in range(slots)]
 
 
 def _in_turn(hosts: Hosts) -> list[str]:

@@ -58,7 +58,12 @@ def parse(document: Document) -> Cluster:
     """Reads a host file of Horovod, Open MPI (`a slots=2 max_slots=4`) or MPICH (`a:2`); every slot is a worker."""
     source = Source(NAME, document.name)
     hosts = merged(parse_hostfile(document.text, source))
-    return cluster_of([host for host, slots in hosts for _ in range(slots)], source)
+    return cluster_of(one_by_one(hosts), source)
+
+
+def one_by_one(hosts: Hosts) -> list[str]:
+    """Returns the host of each rank where ranks fill one host after another."""
+    return [host for host, slots in hosts for _ in range(slots)]
 
 
 def cluster_of(hosts: list[str], source: Source) -> Cluster:

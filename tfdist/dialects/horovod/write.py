@@ -2,9 +2,8 @@
 
 from itertools import groupby
 
-from tfdist.cluster import Cluster, Task
-from tfdist.dialects.parsing.document import shown
-from tfdist.dialects.writing.unsupported import job_dir_note
+from tfdist.cluster import Cluster
+from tfdist.dialects.writing.unsupported import check_usual, job_dir_note
 
 
 def write(cluster: Cluster) -> str:
@@ -21,19 +20,7 @@ def write(cluster: Cluster) -> str:
             raise cannot(f"Horovod has no words for a {job}; {hint}")
     if cluster.partial or any(task.slots != 1 for task in cluster.tasks):
         raise cannot("Horovod has one process for each slot; describe a worker task for each, and all of them")
-    same = Cluster(tuple(Task("worker", n) for n in range(len(cluster.tasks))))
-    for name in (
-        "worker_groups",
-        "sync_period",
-        "synchronization",
-        "partition",
-        "share_memory",
-        "strategy",
-        "protocol",
-        "min_workers",
-    ):
-        if getattr(cluster, name) != getattr(same, name):
-            raise cannot(f"Horovod has no words for {name} {shown(getattr(cluster, name))}; translate to tf_config instead")
+    check_usual(cluster, "Horovod")
     hosts = [(host, len(list(tasks))) for host, tasks in groupby(task.host or "localhost" for task in cluster.tasks)]
     names = [host.lower() for host, _ in hosts]
     if len(set(names)) < len(names):

@@ -7,7 +7,6 @@ Each pod is one rank. The ranks meet at the coordinator or leader, which is rank
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tfdist.dialects.kubernetes.manifest import NAME
 from tfdist.dialects.parsing.addresses import launcher_address
@@ -19,54 +18,32 @@ GROUP_PORT = 29500
 """Where the pods of a LeaderWorkerSet meet, which has no variable for a port: the usual port of PyTorch."""
 
 
-@dataclass(frozen=True)
-class _Variables:
-    """The variables of one kind of pods.
-
-    Attributes:
-        address: of rank 0.
-        size: number of ranks.
-        rank: of this pod.
-        port: of rank 0, where `address` has none.
-        usual: the port where no variable has it.
-    """
-
-    address: str
-    size: str
-    rank: str
-    port: str = ""
-    usual: int | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.address, self.size, self.rank, *([self.port] if self.port else [])
-
-
 _KINDS = (
-    _Variables("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
-    _Variables("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID", "COORDINATOR_PORT"),
-    _Variables("LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX", usual=GROUP_PORT),
+    ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
+    ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID", "COORDINATOR_PORT"),
+    ("LWS_LEADER_ADDRESS", "LWS_GROUP_SIZE", "LWS_WORKER_INDEX"),
 )
+"""The variables of each kind of pods: address of rank 0, number of ranks, rank of this pod, port where the address has none."""
 
 
 def recognizes(environ: Mapping[str, str]) -> str | None:
     """Returns the variable with the address of rank 0 if all variables of one kind of pods are set, else None."""
-    return next((kind.address for kind in _KINDS if all(map(environ.get, kind.names))), None)
+    return next((kind[0] for kind in _KINDS if all(map(environ.get, kind))), None)
 
 
 def from_environ(environ: Mapping[str, str]) -> RankInfo:
     """Returns the rank of this pod. Raises ClusterError for bad variables."""
-    address = recognizes(environ)
-    kind = next(kind for kind in _KINDS if kind.address == address)
-    values = Values(Source(NAME, kind.address), environ)
-    size = values.number(kind.size, least=1)
-    if kind.port:
-        host, port = values.host(kind.address), values.port(kind.port)
+    address, count, number, *own_port = next(kind for kind in _KINDS if kind[0] == recognizes(environ))
+    values = Values(Source(NAME, address), environ)
+    size = values.number(count, least=1)
+    if own_port:
+        host, port = values.host(address), values.port(own_port[0])
     else:
-        host, port = launcher_address(values, kind.address, values.text(kind.address), kind.usual)
+        usual = GROUP_PORT if address.startswith("LWS") else None
+        host, port = launcher_address(values, address, values.text(address), usual)
     return RankInfo(
         size=size,
-        rank=values.number(kind.rank, most=size - 1),
+        rank=values.number(number, most=size - 1),
         source=values.source,
         store=Store("tcp", host, port),
     )

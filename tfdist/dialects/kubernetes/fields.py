@@ -59,6 +59,24 @@ def replica_count(replicas: Node) -> int:
     return 1 if count is None else count.count(0)
 
 
+def pods_at_a_time(spec: Node) -> int:
+    """Returns the pods of a Job, which all run at the same time: `parallelism`, by default 1, but no more than `completions`.
+
+    Raises:
+        ClusterError: if Kubernetes starts the last ones when others have ended.
+    """
+    given, wanted = spec.get("parallelism"), spec.get("completions")
+    pods = 1 if given is None else given.count(0)
+    if wanted is None:
+        return pods
+    if wanted.count(0) > pods > 0:
+        raise (given or wanted).error(
+            f"of {wanted.count(0)} pods (completions) Kubernetes starts {pods} at a time (parallelism, by default 1), and "
+            "tasks of a cluster wait for each other; make both equal"
+        )
+    return min(pods, wanted.count(0))
+
+
 def checked_total(node: Node, tasks: list[Task], count: int, slots: int) -> int:
     """Returns `count` after a check against the limit, before the tasks are made."""
     total = sum(task.slots for task in tasks) + count * max(1, slots)

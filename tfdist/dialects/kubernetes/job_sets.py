@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects.kubernetes.fields import checked_total, need, replica_count
+from tfdist.dialects.kubernetes.fields import checked_total, need, pods_at_a_time, replica_count
 from tfdist.dialects.kubernetes.pods import container, gpus, namespace, object_name, port, tpu
 from tfdist.dialects.parsing.document import shown
 from tfdist.dialects.parsing.node import Node
@@ -55,9 +55,7 @@ def _jobset(job: Node) -> Cluster:
     for group, role in _roles(groups, job, is_mpi=False, single="worker"):
         template = group.get("template")
         inner = template.get("spec") if template else None
-        limits = [inner.get(name) for name in ("parallelism", "completions")] if inner else []
-        # Kubernetes starts no more pods at a time than a Job has to complete.
-        pods, jobs = min((limit.count(0) for limit in limits if limit is not None), default=1), replica_count(group)
+        pods, jobs = pods_at_a_time(inner) if inner else 1, replica_count(group)
         pod = container(inner.get("template") if inner else None, None)
         width = _width(pod, role)
         label = group.child("name").value

@@ -12,6 +12,7 @@ from typing import Any
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.kubernetes import write as writing
+from tfdist.dialects.kubernetes.fields import pods_at_a_time
 from tfdist.dialects.parsing.document import Document, is_json, shown
 from tfdist.dialects.parsing.load import load
 from tfdist.dialects.parsing.node import Node
@@ -76,7 +77,7 @@ def _check_number(entry: Node, job: str, index: int | None, tasks: int) -> None:
     kind, spec = entry.child("kind").value, entry.child("spec")
     field = CARRIERS[kind]
     count = spec.get(field) if field else None
-    number = 1 if count is None else count.count(0)
+    number = pods_at_a_time(spec) if kind == "Job" else 1 if count is None else count.count(0)
     if kind not in _NUMBERED and tasks > 1:
         raise entry.error(f"the pods of a {kind} have no numbers; write one object for each of the {tasks} {job} tasks")
     if number != tasks and index is not None:

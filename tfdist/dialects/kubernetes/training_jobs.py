@@ -1,4 +1,4 @@
-"""Reads the training jobs of Kubeflow: TFJob, PyTorchJob, MPIJob and Trainer's TrainJob.
+"""Reads the training jobs of Kubeflow: TFJob, MPIJob and Trainer's TrainJob.
 
 Sources: kubeflow/training-operator v1.9 (`pkg/apis/kubeflow.org/v1`, `pkg/controller.v1/tensorflow/tensorflow.go`,
 `pkg/webhooks/tensorflow/tfjob_webhook.go`) and 0b807f39 (`pkg/apis/tensorflow/v1alpha1/types.go`); kubeflow/mpi-operator
@@ -27,7 +27,6 @@ TF_JOBS = {"Chief": "chief", "Master": "chief", "Worker": "worker", "PS": "ps", 
 
 TF_PORT, TF_CONTAINER = 2222, "tensorflow"
 TF_PORT_NAME = "tfjob-port"
-_TORCH_PORT = 23456
 
 _TF_VERSIONS = ("kubeflow.org/v1", "kubeflow.org/v1beta2", "kubeflow.org/v1beta1", "kubeflow.org/v1alpha2")
 
@@ -93,30 +92,6 @@ def _first_tfjob(job: Node) -> Cluster:
         width = 0 if role == "ps" else gpus(container(replicas.get("template"), TF_CONTAINER))
         for index in range(checked_total(replicas, tasks, count, width)):
             tasks.append(Task(role or "chief", index, slots=max(1, width), gpus=width))
-    return Cluster(tuple(tasks), source=job.source)
-
-
-def _pytorchjob(job: Node) -> Cluster:
-    check_version(job, ("kubeflow.org/v1", "kubeflow.org/v1beta2", "kubeflow.org/v1beta1"))
-    spec = need(job, "spec")
-    spec.check_keys(("pytorchReplicaSpecs", "elasticPolicy", "nprocPerNode", *POLICY), "PyTorchJob")
-    elastic = spec.get("elasticPolicy")
-    processes = spec.get("nprocPerNode") or (elastic.get("nProcPerNode") if elastic else None)
-    name, space = object_name(job), namespace(job)
-    tasks: list[Task] = []
-    kinds = replica_specs(spec, "pytorchReplicaSpecs", ("Master", "Worker"))
-    # Rank 0 is the master, worker i has rank i + 1. All of them are workers for TensorFlow.
-    for kind in sorted(kinds):
-        replicas = kinds[kind]
-        count = replica_count(replicas)
-        if kind == "Master" and count != 1:
-            raise replicas.error(f"there are {count} replicas of Master; PyTorchJob has one")
-        pod = container(replicas.get("template"), "pytorch")
-        slots, devices = slots_of_node(processes, gpus(pod))
-        here = port(pod, "pytorchjob-port", _TORCH_PORT)
-        for index in range(checked_total(replicas, tasks, count, slots)):
-            host = f"{name}-{kind.lower()}-{index}.{space}.svc" if name else None
-            tasks.append(Task("worker", len(tasks), host, here if host else None, slots, devices))
     return Cluster(tuple(tasks), source=job.source)
 
 
@@ -243,10 +218,5 @@ def _of_runtime(spec: Node, runtimes: Sequence[Node]) -> tuple[int | None, Node 
     return 1 if name in _OF_ONE_NODE else None, None
 
 
-READERS: dict[str, Callable[[Node], Cluster]] = {
-    "TFJob": _tfjob,
-    "TrainJob": trainjob,
-    "PyTorchJob": _pytorchjob,
-    "MPIJob": _mpijob,
-}
+READERS: dict[str, Callable[[Node], Cluster]] = {"TFJob": _tfjob, "TrainJob": trainjob, "MPIJob": _mpijob}
 """Kind of training job -> its reader."""

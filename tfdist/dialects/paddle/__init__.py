@@ -7,7 +7,6 @@ keeps the mode in the training program. Without pservers they step together. Thi
 `environment.py`.
 """
 
-import os
 from collections.abc import Mapping
 
 from tfdist.dialects.dialect import CommandReader, Described, Dialect, EnvironmentReader, TextReader
@@ -18,20 +17,20 @@ LEGACY_PROGRAMS = ("paddle", "pserver")
 LAUNCHERS = ("paddle.distributed.launch", "paddle.distributed.fleet.launch", "fleetrun")
 
 
-def parse_command(words: list[str], source: Source, environ: Mapping[str, str] | None = None) -> Described:
+def parse_command(words: list[str], source: Source, environ: Mapping[str, str]) -> Described:
     """Reads a command line of Paddle's launcher, or of `paddle train` and `paddle pserver`.
 
     Args:
         words: the command line; the first word is the program.
         source: for messages.
-        environ: variables, of which CUDA_VISIBLE_DEVICES counts. Default: those of this process.
+        environ: variables, of which CUDA_VISIBLE_DEVICES counts.
 
     Raises:
         ClusterError: for a bad one.
     """
     if words[0] in LEGACY_PROGRAMS:
         return legacy.parse_command(words, source)
-    return launch.parse_command(words, source, os.environ if environ is None else environ)
+    return launch.parse_command(words, source, environ)
 
 
 DIALECT = Dialect(

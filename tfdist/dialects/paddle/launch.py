@@ -13,7 +13,7 @@ from tfdist.dialects.paddle.addresses import addresses, is_synchronous
 from tfdist.dialects.parsing.addresses import launcher_address
 from tfdist.dialects.parsing.command_line import check_count, names, nodes, options
 from tfdist.dialects.parsing.document import shown
-from tfdist.dialects.parsing.machine_gpus import chosen_gpus
+from tfdist.dialects.parsing.machine_gpus import visible_gpus
 from tfdist.dialects.parsing.values import Values
 from tfdist.errors import ClusterError, Source
 from tfdist.rank_info import RankInfo, Store
@@ -115,7 +115,7 @@ def _servers(values: Values) -> Cluster:
 def _collective(values: Values, environ: Mapping[str, str]) -> Cluster | RankInfo:
     devices = next((values.text(name) for name in _DEVICES if values.text(name)), "")
     # Without them Paddle takes the GPUs of CUDA_VISIBLE_DEVICES, else all of a node.
-    on_machine = len(devices.split(",")) if devices else chosen_gpus(environ) or 1
+    on_machine = len(devices.split(",")) if devices else visible_gpus(environ) or 1
     processes = values.number("nproc_per_node", on_machine, least=1)
     gpus = int(bool(values.text("gpus")))
     start_port = values.port("start_port", START_PORT)

@@ -12,17 +12,8 @@ ON_NODE = "SLURM_GPUS_ON_NODE"
 def visible_gpus(environ: Mapping[str, str]) -> int:
     """Returns the number of GPUs of this machine that a process with these variables sees, found without a library.
 
-    With `ON_NODE` they are those of a node of Slurm, and CUDA_VISIBLE_DEVICES lists them.
+    With `ON_NODE`, which is empty for a command that lists its GPUs itself, CUDA_VISIBLE_DEVICES lists those of any machine.
     """
-    if ON_NODE in environ:
-        return len([gpu for gpu in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()])
-    return len(visible(machine.installed(), environ))
-
-
-def chosen_gpus(environ: Mapping[str, str]) -> int:
-    """Returns the number of GPUs that CUDA_VISIBLE_DEVICES lists by number, on whatever machine; else `visible_gpus`.
-
-    DeepSpeed's and Paddle's launchers believe the variable.
-    """
-    listed = [gpu for gpu in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip().isdecimal()]
-    return len(listed) or visible_gpus(environ)
+    if ON_NODE not in environ:
+        return len(visible(machine.installed(), environ))
+    return len([gpu for gpu in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip() not in ("", "-1")])

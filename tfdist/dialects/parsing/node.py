@@ -27,6 +27,11 @@ class Node:
     document: Document
     source: Source
 
+    @property
+    def field(self) -> str:
+        """The path, as messages show it."""
+        return ".".join(self.path)[-150:]
+
     def error(self, message: str) -> ClusterError:
         """Returns (does not raise) the error about this value: file, line as far as it is known, and field."""
         lines, path = self.document.lines, self.path
@@ -34,7 +39,7 @@ class Node:
             path = (*path, str(next(iter(self.value))))  # An element of a list begins at its first field.
         while path and path not in lines:
             path = path[:-1]
-        return self.source.error(message, field=".".join(self.path)[-150:], line=lines.get(path))
+        return self.source.error(message, field=self.field, line=lines.get(path))
 
     def get(self, *names: str) -> "Node | None":
         """Returns the value of a field that may have several spellings; None if it is missing or null.

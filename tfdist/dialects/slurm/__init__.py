@@ -16,8 +16,8 @@ from tfdist.dialects.dialect import CommandReader, Dialect, EnvironmentReader, T
 from tfdist.dialects.parsing.document import MAX_TASKS, shown
 from tfdist.dialects.parsing.values import Values
 from tfdist.dialects.slurm import submit
-from tfdist.dialects.slurm.options import gpus_per_task, listed_gpus, share
-from tfdist.dialects.slurm.script import NAME, looks_like, parse, parse_command, set_by_sbatch, starts_launchers
+from tfdist.dialects.slurm.options import listed_gpus, number_of_gpus, share
+from tfdist.dialects.slurm.script import NAME, looks_like, parse, parse_command, refers, set_by_sbatch
 from tfdist.dialects.writing.unsupported import address_notes, check_whole
 from tfdist.errors import Source
 from tfdist.rank_info import RankInfo
@@ -156,10 +156,10 @@ def _gpus(environ: Mapping[str, str], counts: list[int], source: Source) -> tupl
     tasks, and as many GPUs as far as the variables say. Otherwise a task has one slot, and nothing is said of its GPUs.
     """
     values = Values(source, environ)
-    gpus = gpus_per_task(values, "SLURM_GPUS_PER_TASK") or listed_gpus(values, "SLURM_TRES_PER_TASK")
+    gpus = number_of_gpus(values, "SLURM_GPUS_PER_TASK") or listed_gpus(values, "SLURM_TRES_PER_TASK")
     if not gpus and len(set(counts)) == 1:
-        on_node = gpus_per_task(values, "SLURM_GPUS_PER_NODE") or gpus_per_task(values, "SLURM_GPUS_ON_NODE")
-        total = gpus_per_task(values, "SLURM_GPUS")
+        on_node = number_of_gpus(values, "SLURM_GPUS_PER_NODE") or number_of_gpus(values, "SLURM_GPUS_ON_NODE")
+        total = number_of_gpus(values, "SLURM_GPUS")
         gpus = share(on_node, counts[0]) if not total or total == on_node * len(counts) else 0
     return max(1, gpus), gpus
 
@@ -200,7 +200,7 @@ DIALECT = Dialect(
     name=NAME,
     title="Slurm",
     example="a Slurm batch script (#SBATCH --ntasks=8 ... srun python train.py)",
-    text=TextReader(parse, looks_like=looks_like, starts_launchers=starts_launchers, variables=set_by_sbatch),
+    text=TextReader(parse, looks_like=looks_like, is_script=True, refers=refers, variables=set_by_sbatch),
     command=CommandReader(("srun", submit.NAME), parse_command, submits=submit.submitted),
     environment=EnvironmentReader(recognizes, from_environ, allocates=True),
     writer=Writer(write, notes=lambda cluster: address_notes(cluster, "Slurm")),

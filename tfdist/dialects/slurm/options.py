@@ -37,38 +37,14 @@ _SWITCHES = names(
 _OF_STEPS = names("wait")
 """Options that take a value after `srun` only."""
 
-_LETTERS = {
-    **{
-        "A": "account",
-        "a": "array",
-        "b": "begin",
-        "B": "extra-node-info",
-        "C": "constraint",
-        "c": "cpus-per-task",
-        "D": "chdir",
-    },
-    **{
-        "d": "dependency",
-        "e": "error",
-        "F": "nodefile",
-        "G": "gpus",
-        "g": "gid",
-        "i": "input",
-        "J": "job-name",
-        "L": "licenses",
-    },
-    **{"M": "clusters", "m": "distribution", "N": "nodes", "n": "ntasks", "o": "output", "P": "dependency", "p": "partition"},
-    **{
-        "q": "qos",
-        "r": "relative",
-        "S": "core-spec",
-        "T": "threads",
-        "t": "time",
-        "w": "nodelist",
-        "x": "exclude",
-        "W": "wait",
-    },
-}
+_LETTERS = dict(
+    pair.split("=")
+    for pair in names(
+        "A=account a=array b=begin B=extra-node-info C=constraint c=cpus-per-task D=chdir d=dependency e=error F=nodefile "
+        "G=gpus g=gid i=input J=job-name L=licenses M=clusters m=distribution N=nodes n=ntasks o=output P=dependency "
+        "p=partition q=qos r=relative S=core-spec T=threads t=time w=nodelist x=exclude W=wait"
+    )
+)
 _SWITCH_LETTERS = "EHhklOQsuVvXZ"
 """Those that take no value, so that another one may follow in the same word."""
 _ALIASES = {"tasks-per-node": "ntasks-per-node", "pack-group": "het-group"}
@@ -134,8 +110,8 @@ def tasks(values: Values) -> Tasks:
         ClusterError: for bad numbers, and for a number of nodes that Slurm chooses.
     """
     nodes = _nodes(values)
-    per_node, total = _per_node(values), _gpus(values, "gpus")
-    per_task = _gpus(values, "gpus-per-task") or listed_gpus(values, "tres-per-task")
+    per_node, total = _per_node(values), number_of_gpus(values, "gpus")
+    per_task = number_of_gpus(values, "gpus-per-task") or listed_gpus(values, "tres-per-task")
     by_gpu = values.number("ntasks-per-gpu", 0)
     if values.text("ntasks"):
         count = values.number("ntasks", least=1)
@@ -207,11 +183,6 @@ def check_variables(words: Sequence[str], source: Source, line: int | None = Non
         check_variable(words[end], source, line)
 
 
-def gpus_per_task(values: Values, name: str) -> int:
-    """Returns the GPUs of each task by the variable `name` or by option, `2` or `a100:2`; 0 if it is not given."""
-    return _gpus(values, name)
-
-
 def share(gpus: int, tasks: int) -> int:
     """Returns the GPUs of one of several tasks; 0, which says nothing, where tasks share GPUs or some have more than others."""
     return gpus // tasks if tasks and gpus % tasks == 0 else 0
@@ -233,11 +204,11 @@ def _nodes(values: Values) -> int:
 
 
 def _per_node(values: Values) -> int:
-    return _gpus(values, "gpus-per-node") or listed_gpus(values, "gres")
+    return number_of_gpus(values, "gpus-per-node") or listed_gpus(values, "gres")
 
 
-def _gpus(values: Values, name: str) -> int:
-    """Returns a number of GPUs, `2`, `a100:2` or `a100:2,v100:1`; 0 if it is not given."""
+def number_of_gpus(values: Values, name: str) -> int:
+    """Returns the number of GPUs in the option or variable `name`, `2`, `a100:2` or `a100:2,v100:1`; 0 if it is not given."""
     total = 0
     for part in values.text(name).split(","):
         number = part.strip().rpartition(":")[2]

@@ -1,8 +1,8 @@
 """Reads batch scripts and `srun` command lines.
 
 A worker is a task that Slurm starts: as the options of the script ask, or those of the one `srun` that starts the program. A
-TFDIST_CLUSTER in the script describes the cluster instead. Another launcher in the script counts before Slurm
-(`TextReader.starts_launchers`).
+TFDIST_CLUSTER in the script describes the cluster instead (`TextReader.refers`), and so does another launcher in it
+(`TextReader.is_script`).
 """
 
 import os
@@ -14,7 +14,6 @@ from typing import Any
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.parsing.command_line import PREFIXES, check_single, names
 from tfdist.dialects.parsing.document import Document
-from tfdist.dialects.parsing.load import load
 from tfdist.dialects.parsing.shell import commands
 from tfdist.dialects.parsing.values import Values
 from tfdist.dialects.slurm import submit
@@ -28,14 +27,13 @@ from tfdist.dialects.slurm.options import (
     tasks,
     variables,
 )
-from tfdist.dialects.tf_config.config import parse as parse_tf_config
 from tfdist.errors import ClusterError, Source
 
 NAME = "slurm"
 
 _HEREDOC = re.compile(r"(?<!<)<<-?[ \t]*[\"']?(\w+)", re.ASCII)
 _MAX_HEREDOCS = 20
-_EXPORT = re.compile(r"^export TFDIST_CLUSTER=(.*)$", re.MULTILINE)
+_VARIABLE = "TFDIST_CLUSTER"
 _PYTHON = re.compile(r"python[0-9.]*", re.ASCII)
 _STARTERS = frozenset(
     {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "horovodrun", "torchrun", "accelerate", "deepspeed", "ibrun"}
@@ -51,9 +49,15 @@ def looks_like(content: "str | Mapping[Any, Any]") -> bool:
     return isinstance(content, str) and content.lstrip().startswith("#") and submit.DIRECTIVE.search(content) is not None
 
 
-def starts_launchers(text: str) -> bool:
-    """Returns whether another launcher in a script describes the cluster: not if the script has TFDIST_CLUSTER."""
-    return _EXPORT.search(text) is None
+def refers(text: str) -> str | None:
+    """Returns the TFDIST_CLUSTER that a script sets, or None."""
+    if _VARIABLE not in text:
+        return None
+    try:
+        found = [value for each in commands(text, Source(NAME, "")) if (value := each.variables.get(_VARIABLE, "").strip())]
+    except ClusterError:
+        return None
+    return found[0] if found else None
 
 
 def parse_command(words: list[str], source: Source) -> Cluster:
@@ -70,7 +74,7 @@ def parse_command(words: list[str], source: Source) -> Cluster:
 
 
 def parse(document: Document) -> Cluster:
-    """Reads a batch script: the TFDIST_CLUSTER that it exports, else a worker for each task.
+    """Reads a batch script: a worker for each task.
 
     Raises:
         ClusterError: for bad options, for heterogeneous jobs, and for a program that is started once and not on every task.
@@ -78,9 +82,6 @@ def parse(document: Document) -> Cluster:
     source = Source(NAME, document.name)
     if not document.text.startswith("#!"):
         raise source.error("the first line of a batch script is missing; sbatch asks for one such as #!/bin/bash", line=1)
-    exported = _EXPORT.search(document.text)
-    if exported is not None:
-        return _exported(exported, document, source)
     _check_outer(document.text, source)
     wanted = _wanted(document.text, source)
     found = tasks(Values(source, wanted, "--"))
@@ -96,17 +97,6 @@ def parse(document: Document) -> Cluster:
 def _cluster(found: Tasks, source: Source) -> Cluster:
     workers = (Task("worker", index, slots=found.slots, gpus=found.gpus) for index in range(found.count))
     return Cluster(tuple(workers), source=source)
-
-
-def _exported(exported: "re.Match[str]", document: Document, source: Source) -> Cluster:
-    line = document.text.count("\n", 0, exported.start()) + 1
-    try:
-        value = "".join(shlex.split(exported[1])[:1])
-    except ValueError:
-        value = ""
-    if not value.lstrip().startswith("{"):
-        raise source.error("expected a JSON object in quotes", field="TFDIST_CLUSTER", line=line)
-    return parse_tf_config(load(Document(document.name, value), source))
 
 
 def set_by_sbatch(text: str) -> dict[str, str]:

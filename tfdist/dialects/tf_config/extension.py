@@ -4,25 +4,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfdist.cluster import EXTENSION, JOBS, Groups
+from tfdist.dialects.parsing.command_line import names
 from tfdist.dialects.parsing.document import MAX_TASKS, shown
 from tfdist.errors import ClusterError, nearest
 from tfdist.partition import Partition, devices_fault, layout_fault, parsed_axis
 from tfdist.synchronization import DEFAULTS, Synchronization, problem
 
-_KEYS = (
-    "slots",
-    "worker_groups",
-    "server_groups",
-    "separate_servers",
-    "sync_period",
-    "synchronization",
-    "partition",
-    "share_memory",
-    "job_dir",
-    "strategy",
-    "min_workers",
-    "partial",
-    "evaluators",
+_KEYS = names(
+    "slots worker_groups server_groups separate_servers sync_period synchronization partition share_memory job_dir strategy "
+    "min_workers partial evaluators"
 )
 
 
@@ -59,18 +49,11 @@ class Extension:
             raise self._error(key, value, "a string")
         return value
 
-    def sync_period(self) -> int:
-        """Returns the sync period. Default: 1."""
-        value = self.rest.pop("sync_period", 1)
-        if not is_int(value) or not 1 <= value < 2**31:
-            raise self._error("sync_period", value, "a whole number from 1")
-        return int(value)
-
-    def min_workers(self) -> int | None:
-        """Returns with how many workers the training begins, or None."""
-        value = self.rest.pop("min_workers", None)
-        if value is not None and (not is_int(value) or value < 1):
-            raise self._error("min_workers", value, "a whole number from 1")
+    def number(self, key: str) -> int | None:
+        """Returns a whole number from 1, or None."""
+        value = self.rest.pop(key, None)
+        if value is not None and (not is_int(value) or not 1 <= value < 2**31):
+            raise self._error(key, value, "a whole number from 1")
         return None if value is None else int(value)
 
     def synchronization(self) -> Synchronization:

@@ -9,40 +9,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist.cluster import Cluster, Task
+from tfdist.dialects.cloudml.messages import snake
+from tfdist.dialects.parsing.command_line import names
 from tfdist.dialects.parsing.document import MAX_TASKS, Document
-from tfdist.dialects.parsing.node import Node, root
+from tfdist.dialects.parsing.node import root
 from tfdist.dialects.vertex.cluster_spec import is_pool, read_cluster_spec
-from tfdist.dialects.vertex.pools import JOBS, NAME, PREFIX, Pool, field, pools, snake, width
+from tfdist.dialects.vertex.pools import JOBS, NAME, PREFIX, field, pools, width
 from tfdist.errors import nearest
 
-WORDS = frozenset(
-    {
-        *("workerPoolSpecs", "worker_pool_specs", "machineSpec", "machine_spec", "replicaCount", "replica_count"),
-        *("jobSpec", "job_spec", "trialJobSpec", "trial_job_spec", "trainingTaskInputs", "training_task_inputs", "displayName"),
-        *(
-            "display_name",
-            "containerSpec",
-            "container_spec",
-            "pythonPackageSpec",
-            "python_package_spec",
-            "diskSpec",
-            "disk_spec",
-        ),
-        *("baseOutputDirectory", "base_output_directory", "machineType", "machine_type", "acceleratorType", "acceleratorCount"),
-        *(f"{PREFIX}{position}" for position in range(len(JOBS))),
-    }
-)
-
-MARKS = frozenset(
-    {
-        *("workerPoolSpecs", "worker_pool_specs", "jobSpec", "job_spec", "trialJobSpec", "trial_job_spec", "machineSpec"),
-        *("machine_spec", "trainingTaskInputs", "training_task_inputs"),
-        *(f"{PREFIX}{position}" for position in range(len(JOBS))),
-    }
-)
+_HOLDERS = ("jobSpec", "trialJobSpec", "trainingTaskInputs")
+_OWN = {"workerPoolSpecs", "machineSpec", *_HOLDERS}
+MARKS = frozenset({*_OWN, *map(snake, _OWN), *(f"{PREFIX}{position}" for position in range(len(JOBS)))})
 """Names that no other language has."""
 
-_HOLDERS = ("jobSpec", "trialJobSpec", "trainingTaskInputs")
+_OTHERS = names("replicaCount displayName containerSpec pythonPackageSpec diskSpec baseOutputDirectory machineType")
+WORDS = MARKS | _OTHERS | set(map(snake, _OTHERS)) | {"acceleratorType", "acceleratorCount"}
 
 
 def looks_like(content: "str | Mapping[Any, Any]") -> bool:
@@ -75,14 +56,18 @@ def parse(document: Document) -> Cluster:
     assert spec is not None
     specs = field(spec, "workerPoolSpecs")
     if specs is None:
-        names = ("workerPoolSpecs", "worker_pool_specs", *_HOLDERS)
-        hint = next((hint for hint in (nearest(key, names) for key in spec.mapping()) if hint), "")
+        known = ("workerPoolSpecs", "worker_pool_specs", *_HOLDERS)
+        hint = next((hint for hint in (nearest(key, known) for key in spec.mapping()) if hint), "")
         raise spec.error(f"the job has no workerPoolSpecs, which describe the machines{hint}")
     output = field(spec, "baseOutputDirectory")
     prefix = field(output, "outputUriPrefix") if output is not None else None
+    found = pools(specs)
+    total = sum(pool.count * max(1, pool.gpus) for pool in found.values())
+    if total > MAX_TASKS:
+        raise specs.error(f"there would be {total} machines or GPUs, more than {MAX_TASKS}; are the counts right?")
     tasks = [
         Task(job, index, slots=slots, gpus=gpus, machine_type=pool.machine_type)
-        for job, pool in _checked(specs, pools(specs)).items()
+        for job, pool in found.items()
         for slots, gpus in (width(job, pool),)
         for index in range(pool.count)
     ]
@@ -98,10 +83,3 @@ def _holder(mapping: Mapping[Any, Any]) -> str | None:
         if isinstance(inner, Mapping):
             return name
     return None
-
-
-def _checked(specs: Node, found: dict[str, Pool]) -> dict[str, Pool]:
-    total = sum(pool.count * max(1, pool.gpus) for pool in found.values())
-    if total > MAX_TASKS:
-        raise specs.error(f"there would be {total} machines or GPUs, more than {MAX_TASKS}; are the counts right?")
-    return found

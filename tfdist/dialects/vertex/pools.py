@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tfdist.dialects.cloudml.machines import MAX_GPUS, machine
+from tfdist.dialects.cloudml.messages import snake
 from tfdist.dialects.parsing.document import Document, is_json
 from tfdist.dialects.parsing.load import load
 from tfdist.dialects.parsing.node import Node, root
@@ -40,11 +41,6 @@ class Pool:
     count: int
     gpus: int
     machine_type: str | None
-
-
-def snake(name: str) -> str:
-    """Returns a name in camel case in snake case."""
-    return re.sub(r"[A-Z]", lambda match: f"_{match[0].lower()}", name)
 
 
 def field(node: Node, name: str) -> Node | None:

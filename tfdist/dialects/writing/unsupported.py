@@ -7,7 +7,7 @@ note: a comment in a manifest, or a line on standard error (`Writer.notes`).
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from tfdist.cluster import Cluster
 from tfdist.dialects.parsing.document import Document, shown
@@ -29,12 +29,12 @@ def check_whole(cluster: Cluster, dialect: str) -> None:
         raise cannot(cluster, dialect, "evaluators whose indices have holes")
 
 
-def check_usual(cluster: Cluster, dialect: str, *, but: Iterable[str] = ("job_dir",), instead: str = "tf_config") -> None:
-    """Raises ClusterError if a field of the cluster other than its tasks and `but` differs from the default."""
+def check_usual(cluster: Cluster, dialect: str, *, instead: str = "tf_config") -> None:
+    """Raises ClusterError if a field of the cluster other than its tasks and folder differs from the default."""
     check_whole(cluster, dialect)
-    plain = Cluster(tasks=cluster.tasks)
+    plain = Cluster(tasks=cluster.tasks, job_dir=cluster.job_dir)
     for entry in dataclasses.fields(Cluster):
-        if entry.compare and entry.name not in but and getattr(plain, entry.name) != getattr(cluster, entry.name):
+        if entry.compare and getattr(plain, entry.name) != getattr(cluster, entry.name):
             raise cannot(cluster, dialect, f"{entry.name} other than the usual", instead)
 
 
