@@ -33,7 +33,8 @@ from tfdist.strategies.runtime import preemption
 from tfdist.strategies.runtime.lost_task_error import says_lost_task
 from tfdist.strategies.runtime.program_end import at_program_end
 
-_NAME = re.compile(r"model-(\d+)\.(earlier\.|fit-\d+\.)?weights\.h5$")
+_NAME = re.compile(r"tfdist-model-(\d+)\.(earlier\.|fit-\d+\.)?weights\.h5$")
+"""A program may keep `model-1.weights.h5` of its own in the folder, as a ModelCheckpoint does."""
 
 _log = logging.getLogger("tfdist")
 _backups: "_Backups | None" = None
@@ -171,10 +172,10 @@ class _Backups:
         return number, skipped, is_continued
 
     def _base(self, number: int) -> str:
-        return os.path.join(self._folder, f"model-{number}")
+        return os.path.join(self._folder, f"tfdist-model-{number}")
 
     def _paths(self) -> list[str]:
-        found = glob.glob(os.path.join(glob.escape(self._folder), "model-*.weights.h5"))
+        found = glob.glob(os.path.join(glob.escape(self._folder), "tfdist-model-*.weights.h5"))
         return [path for path in found if _NAME.match(os.path.basename(path))]  # The others are the program's own.
 
     def has_restored_metrics(self, model: Any) -> bool:
@@ -212,7 +213,7 @@ class _Backups:
     def _why_kept(self) -> str:
         """Returns why a program that has finished leaves its files, as the end of a sentence; "" if it does not."""
         if not self._files:
-            bases = {_NAME.sub(r"model-\1", path) for path in self._paths()}
+            bases = {_NAME.sub(r"tfdist-model-\1", path) for path in self._paths()}
             found = [progress for base in bases if (progress := BackupFile(self.strategies[0], base).progress()) is not None]
             is_interrupted = any(not progress.finished for progress in found)
             return "it is of a fit that was interrupted, and this program has not called fit" if is_interrupted else ""

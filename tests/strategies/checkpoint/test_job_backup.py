@@ -199,7 +199,7 @@ def test_a_damaged_backup_gives_way_to_the_one_before_it_and_two_damaged_ones_to
     data = DATA["arrays"]
     whole = program("whole", 3, data)
     assert program("interrupted", 3, data, killed_after=19) is None
-    latest, earlier = (tmp_path / "interrupted" / f"model-1.{name}weights.h5" for name in ("", "earlier."))
+    latest, earlier = (tmp_path / "interrupted" / f"tfdist-model-1.{name}weights.h5" for name in ("", "earlier."))
     content = latest.read_bytes()
     latest.write_bytes(content[:5000] + b"\0\xff" + content[5002:])
     assert program("interrupted", 3, data, killed_after=1) is None

@@ -162,14 +162,14 @@ def test_the_backup_before_the_latest_is_used_if_the_latest_is_gone(process, tmp
     program = trained(dense(1), ADAM)
     whole = process(program)
     assert process(trained(dense(1), ADAM, killed_at=2)) is None
-    (tmp_path / "backup" / "model-1.weights.h5").unlink()
+    (tmp_path / "backup" / "tfdist-model-1.weights.h5").unlink()
     assert process(program) == whole
     assert "continues after 1 epochs" in caplog.text
 
 
 def test_a_backup_of_another_version_is_refused(process, tmp_path):
     assert process(trained(dense(1), ADAM, killed_at=2)) is None
-    path = tmp_path / "backup" / "model-1.weights.h5"
+    path = tmp_path / "backup" / "tfdist-model-1.weights.h5"
     path.write_bytes(path.read_bytes()[: -generations._SEAL_BYTES])
     with h5py.File(path, "a") as file:
         values = {**json.loads(file["tfdist_progress"][()]), "later": 1}
@@ -181,8 +181,13 @@ def test_a_backup_of_another_version_is_refused(process, tmp_path):
 
 def test_other_files_of_the_program_in_the_folder_stay(tmp_path):
     backups = job_backup._Backups(tf.distribute.get_strategy(), str(tmp_path), None)
-    own = {"model-best.weights.h5", "model-1.best.weights.h5", "model-2.weights.h5.old"}
-    for name in (*own, "model-1.weights.h5", "model-1.earlier.weights.h5", "model-1.fit-12.weights.h5"):
+    own = {
+        "model-1.weights.h5",
+        "tfdist-model-best.weights.h5",
+        "tfdist-model-1.best.weights.h5",
+        "tfdist-model-2.weights.h5.old",
+    }
+    for name in (*own, *(f"tfdist-model-1.{each}weights.h5" for each in ("", "earlier.", "fit-12."))):
         (tmp_path / name).touch()
     backups.end(failed=False)
     assert {path.name for path in tmp_path.iterdir()} == own

@@ -75,7 +75,7 @@ def test_a_fit_that_is_passed_over_gives_the_model_the_weights_of_its_end(proces
     end = process(lambda: phases(whole))
     assert process(lambda: phases(first, killed_at=2)) is None
     names = ("", "earlier.", "fit-1.", "fit-2.")
-    assert {path.name for path in (tmp_path / "backup").iterdir()} == {f"model-1.{name}weights.h5" for name in names}
+    assert {path.name for path in (tmp_path / "backup").iterdir()} == {f"tfdist-model-1.{name}weights.h5" for name in names}
     assert process(lambda: phases(again)) == end
     assert first == whole[: len(first)] and again == whole
 
@@ -86,7 +86,7 @@ def test_weights_that_are_not_kept_or_belong_to_another_training_are_named(proce
     whole, again = [], []
     end = process(lambda: phases(whole))
     assert process(lambda: phases([], killed_at=2)) is None
-    ends = [tmp_path / "backup" / f"model-1.fit-{number}.weights.h5" for number in (1, 2)]
+    ends = [tmp_path / "backup" / f"tfdist-model-1.fit-{number}.weights.h5" for number in (1, 2)]
     assert [path.exists() for path in ends] == [False, True]
     ends[0].write_bytes(ends[1].read_bytes())
     assert process(lambda: phases(again)) == end
@@ -284,7 +284,7 @@ def test_sigterm_in_the_last_step_of_an_epoch_saves_its_end_and_needs_no_launche
     assert code == 128 + signal.SIGTERM, job.output
     assert "tfdist: SIGTERM: the backup is saved, and the program ends" in job.output
     assert "epoch 1 step 5" in job.output
-    with h5py.File(tmp_path / "backup" / "model-1.weights.h5") as file:
+    with h5py.File(tmp_path / "backup" / "tfdist-model-1.weights.h5") as file:
         assert b'"epoch": 2, "batch": 0' in file["tfdist_progress"][()]
     code, job = run(3)
     assert code == 128 + signal.SIGTERM, job.output
