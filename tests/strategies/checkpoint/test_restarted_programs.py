@@ -206,6 +206,25 @@ def test_validations_of_a_part_of_a_shuffled_dataset_continue_with_the_next_part
         assert len(set(whole[0]["val_loss"])) == len(whole[0]["val_loss"])
 
 
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("killed_in", [0, 1])
+def test_training_and_validation_data_that_are_cut_from_one_shuffled_dataset_continue_together(process, killed_in, cached):
+    """Each has another part of it in each epoch, or the validation always that of the first."""
+
+    def program(killed_at=99):
+        data, model, histories = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(64), dense(), []
+        training, validation = data.take(48).batch(8), data.skip(48).batch(8)
+        arguments = {"validation_data": validation.cache() if cached else validation, "epochs": 4, "verbose": 0}
+        for call in range(2):
+            kill = KillAt(killed_at if call == killed_in else 99)
+            histories.append(model.fit(training, validation_freq=call + 1, callbacks=[kill], **arguments).history)
+        return histories, values(model)
+
+    whole = process(program)
+    assert process(lambda: program(killed_at=2)) is None
+    assert process(program) == whole
+
+
 def test_a_model_that_nobody_needs_is_not_kept(process):
     def program():
         model = dense()
