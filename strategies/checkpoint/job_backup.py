@@ -8,6 +8,7 @@ program has caught, runs again. A program may itself skip calls that it has fini
 files are removed.
 """
 
+import functools
 import glob
 import inspect
 import logging
@@ -43,7 +44,8 @@ _backups: "_Backups | None" = None
 def install(strategy: tf.distribute.Strategy) -> None:
     """Makes `fit` of every model of `strategy` keep a backup, if the environment names a folder.
 
-    A program in one process may ask for its strategy several times, and get another one each time.
+    A program in one process may ask for its strategy several times, and get another one each time. A notebook may name the
+    folder again each time: what it has trained before is not what an earlier process has.
 
     Raises:
         ValueError: if the frequency is neither `epoch` nor a number of batches above 0.
@@ -51,13 +53,14 @@ def install(strategy: tf.distribute.Strategy) -> None:
     """
     folder, frequency = os.environ.pop(FOLDER, None), os.environ.pop(FREQUENCY, None) or "epoch"
     global _backups
-    if not folder:
-        if _backups is not None and _backups.strategies:
-            _backups.strategies.append(strategy)
+    folder = os.path.abspath(folder) if folder else None
+    if _backups is not None and folder in (None, _backups.folder):
+        _backups.strategies.append(strategy)
+        return
+    if folder is None:
         return
     if frequency != "epoch" and not (frequency.isdecimal() and int(frequency) > 0):
         raise ValueError(f"{FREQUENCY} is {frequency!r}; it has to be epoch or a number of batches above 0")
-    folder = os.path.abspath(folder)
     if is_chief():
         folder_lock.lock(folder)
     _backups = _Backups(strategy, folder, None if frequency == "epoch" else int(frequency))
@@ -74,11 +77,12 @@ class _Backups:
 
     Attributes:
         strategies: those whose models have backups.
+        folder: the path of the folder.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, folder: str, batches: int | None) -> None:
         self.strategies = [strategy]
-        self._folder = folder
+        self.folder = folder
         self._batches = batches
         self._of_model: weakref.WeakKeyDictionary[Any, ModelBackup] = weakref.WeakKeyDictionary()
         self._files: list[BackupFile] = []
@@ -172,10 +176,10 @@ class _Backups:
         return number, skipped, is_continued
 
     def _base(self, number: int) -> str:
-        return os.path.join(self._folder, f"tfdist-model-{number}")
+        return os.path.join(self.folder, f"tfdist-model-{number}")
 
     def _paths(self) -> list[str]:
-        found = glob.glob(os.path.join(glob.escape(self._folder), "tfdist-model-*.weights.h5"))
+        found = glob.glob(os.path.join(glob.escape(self.folder), "tfdist-model-*.weights.h5"))
         return [path for path in found if _NAME.match(os.path.basename(path))]  # The others are the program's own.
 
     def has_restored_metrics(self, model: Any) -> bool:
@@ -202,11 +206,11 @@ class _Backups:
         if kept:
             _log.warning(
                 "the backup in %s stays: %s. The next start of this program continues from it; remove it to train anew",
-                *(self._folder, kept),
+                *(self.folder, kept),
             )
             return
         try:
-            os.rmdir(self._folder)
+            os.rmdir(self.folder)
         except OSError:
             pass  # It holds other files, or was never made.
 
@@ -264,8 +268,8 @@ class _EachBatch(_EachEpoch):
 
 
 def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    assert _backups is not None
-    return _backups.fit(original, model, *args, **kwargs)
+    fit = original if _backups is None else functools.partial(_backups.fit, original)
+    return fit(model, *args, **kwargs)
 
 
 def _begin_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: Any = None) -> None:
@@ -292,8 +296,7 @@ def _end_train(original: Callable[..., Any], callbacks: Any, logs: Any = None) -
 
 
 def _metrics_result_or_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
-    assert _backups is not None
     # A backup that was saved after the last batch leaves the epoch no step.
-    if not logs and _backups.has_restored_metrics(model):
+    if not logs and _backups is not None and _backups.has_restored_metrics(model):
         logs = model.get_metrics_result()
     return original(model, logs)

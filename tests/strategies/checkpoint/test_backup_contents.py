@@ -3,7 +3,6 @@
 The processes run here one after the other, with an exception in place of the kill.
 """
 
-import backup_processes
 import keras
 import numpy as np
 import pytest
@@ -13,13 +12,6 @@ pytestmark = pytest.mark.slow
 
 X = np.random.default_rng(1).random((32, 3), "float32")
 Y = X.sum(axis=1, keepdims=True)
-
-
-@pytest.fixture
-def process(tmp_path, monkeypatch):
-    """`process(program, ...)`: runs a function as a new process; returns what it returns, None if it was killed."""
-    yield lambda program, *arguments: backup_processes.run(monkeypatch, tmp_path / "backup", program, *arguments)
-    backup_processes.end()
 
 
 def compiled(loss="mse"):

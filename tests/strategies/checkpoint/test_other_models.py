@@ -5,7 +5,6 @@ The processes run here one after the other, with an exception in place of the ki
 
 import json
 
-import backup_processes
 import h5py
 import keras
 import numpy as np
@@ -15,6 +14,7 @@ from backup_processes import KillAt
 
 from tfdist.errors import ClusterError
 from tfdist.strategies.checkpoint import generations, job_backup
+from tfdist.strategies.checkpoint.environment import FOLDER
 
 pytestmark = pytest.mark.slow
 
@@ -62,14 +62,6 @@ def trained(make, optimizer, killed_at=99, epochs=3):
 
 def dense(*units):
     return lambda: keras.Sequential([keras.layers.Dense(each) for each in units], name="net")
-
-
-@pytest.fixture
-def process(tmp_path, monkeypatch):
-    """`process(program)`: runs a function as a new process; returns what it returns, None if it was killed."""
-
-    yield lambda program: backup_processes.run(monkeypatch, tmp_path / "backup", program)
-    backup_processes.end()
 
 
 @pytest.mark.parametrize("ema", [False, True])
@@ -206,6 +198,25 @@ def of_two_strategies(killed_at):
     note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch))
     second.fit(X, Y, epochs=4, verbose=0, callbacks=[note, KillAt(killed_at)])
     return begun
+
+
+def test_a_notebook_that_names_the_folder_again_trains_again(process, monkeypatch):
+    """Who runs a cell once more has no earlier process."""
+
+    def program(killed_at=99):
+        epochs = []
+        for _ in range(2):
+            monkeypatch.setenv(FOLDER, job_backup._backups.folder)
+            job_backup.install(tf.distribute.get_strategy())
+            model = dense(1)()
+            model.compile("sgd", "mse")
+            epochs.append(model.fit(X, Y, epochs=3, verbose=0, callbacks=[KillAt(killed_at if epochs else 99)]).epoch)
+            epochs.append(int(model.optimizer.iterations))
+        return epochs
+
+    assert process(program) == [[0, 1, 2], 3] * 2
+    assert process(lambda: program(killed_at=1)) is None
+    assert process(program) == [[0, 1, 2], 3] * 2
 
 
 def test_models_of_each_strategy_of_a_program_have_backups(process):

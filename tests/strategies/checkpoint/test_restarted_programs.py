@@ -10,7 +10,6 @@ import signal
 import weakref
 from types import SimpleNamespace
 
-import backup_processes
 import h5py
 import keras
 import numpy as np
@@ -45,17 +44,6 @@ def dense(optimizer="sgd"):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.2), keras.layers.Dense(1)], name="net")
     model.compile(optimizer, "mse")
     return model
-
-
-@pytest.fixture
-def process(tmp_path, monkeypatch):
-    """`process(program, folder)`: runs a function as a new process; returns what it returns, None if it was killed."""
-
-    def run(program, folder="backup", frequency="epoch"):
-        return backup_processes.run(monkeypatch, tmp_path / folder, program, frequency=frequency)
-
-    yield run
-    backup_processes.end()
 
 
 def phases(seen, killed_at=99):
