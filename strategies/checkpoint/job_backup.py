@@ -116,14 +116,14 @@ class _Backups:
             bound.arguments["callbacks"] = with_callback(callback, model, callbacks)
             history = original(*bound.args, **bound.kwargs)
             backup.end(model, history)
-            self._unfinished.pop(backup.path, None)
-            preemption.end_after_fit(backup.wait)
+            self._unfinished.pop(backup.file.path, None)
+            preemption.end_after_fit(backup.file.wait)
             return history
         except BaseException as error:
             if says_lost_task(error):
-                self._unfinished[backup.path] = f"fit has lost a task ({' '.join(str(error).split())[:200]})"
+                self._unfinished[backup.file.path] = f"fit has lost a task ({' '.join(str(error).split())[:200]})"
             elif isinstance(error, SystemExit):  # After SIGTERM. The program may catch it.
-                self._unfinished[backup.path] = "fit was ended by a signal"
+                self._unfinished[backup.file.path] = "fit was ended by a signal"
             raise
         finally:
             self._is_in_fit = False
@@ -254,7 +254,7 @@ class _EachEpoch(keras.callbacks.Callback):
 
     def wait_for_save(self) -> bool:
         """See `BackupFile.wait`."""
-        return self.backup.wait()
+        return self.backup.file.wait()
 
 
 class _EachBatch(_EachEpoch):

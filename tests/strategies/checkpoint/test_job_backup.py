@@ -275,8 +275,8 @@ def test_a_history_of_a_class_of_the_users_own_is_saved(tmp_path):
     assert isinstance(history, Losses)
     backup.begin(FitStart(1, 0))
     backup.end(model, history)
-    assert backup.wait()
-    assert backup._file.progress().finished_fits[0][:2] == [[0], history.history]
+    assert backup.file.wait()
+    assert backup.file.progress().finished_fits[0][:2] == [[0], history.history]
 
 
 @pytest.mark.parametrize("is_exact", [True, False])
@@ -287,15 +287,15 @@ def test_a_backup_of_another_optimizer_is_refused_although_its_variables_have_th
         model.compile(optimizer, "mse")
         model.optimizer.build(model.trainable_variables)
     backup._save(models[0], 1, 0, None)
-    assert backup.wait()
-    backup._file.load(models[0], is_exact=is_exact)
+    assert backup.file.wait()
+    backup.file.load(models[0], is_exact=is_exact)
     if is_exact:
         with pytest.raises(
             ClusterError, match=r"model-1\S+ is not of this model \(it was trained with SGD and has Adagrad\); name another"
         ):
-            backup._file.load(models[1])
+            backup.file.load(models[1])
     else:  # The weights of a call of `fit` that is over, which only the program reads.
-        backup._file.load(models[1], is_exact=False)
+        backup.file.load(models[1], is_exact=False)
 
 
 @pytest.mark.cluster
