@@ -97,32 +97,28 @@ def _is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
 
 def _save(original: Callable[..., Any], callback: Any) -> None:
     with save_order.after_chief(callback._weights_path):
-        _save_in_order(original, callback)
-
-
-def _save_in_order(original: Callable[..., Any], callback: Any) -> None:
-    if not is_local(callback.backup_dir):
-        if _is_multi_worker(callback.model.distribute_strategy):
-            raise ValueError(
-                f"BackupAndRestore under multi_worker_mirrored needs a backup_dir on a file system of the chief, not "
-                f"{callback.backup_dir}"
-            )
-        original(callback)
-        return
-    progress = json.dumps({"epoch": callback._current_epoch, "batch": callback._last_batch_seen})
-    memory = memory_file.save_weights(callback.model)
-    if not is_chief():
-        return
-    with h5py.File(memory, "a") as file:
-        file.attrs[_PROGRESS] = progress
-    with atomic_path(callback._weights_path, make_folder=True) as partial:
-        memory_file.copy_to(memory, partial)
-        generations.seal(partial)
-        generations.keep(callback._weights_path, _earlier(callback))
-        if callback.double_checkpoint:
-            generations.keep(callback._training_metadata_path, callback._prev_training_metadata_path)
-    with atomic_path(callback._training_metadata_path) as partial, open(partial, "w", encoding="utf-8") as file:
-        file.write(progress)
+        if not is_local(callback.backup_dir):
+            if _is_multi_worker(callback.model.distribute_strategy):
+                raise ValueError(
+                    f"BackupAndRestore under multi_worker_mirrored needs a backup_dir on a file system of the chief, not "
+                    f"{callback.backup_dir}"
+                )
+            original(callback)
+            return
+        progress = json.dumps({"epoch": callback._current_epoch, "batch": callback._last_batch_seen})
+        memory = memory_file.save_weights(callback.model)
+        if not is_chief():
+            return
+        with h5py.File(memory, "a") as file:
+            file.attrs[_PROGRESS] = progress
+        with atomic_path(callback._weights_path, make_folder=True) as partial:
+            memory_file.copy_to(memory, partial)
+            generations.seal(partial)
+            generations.keep(callback._weights_path, _earlier(callback))
+            if callback.double_checkpoint:
+                generations.keep(callback._training_metadata_path, callback._prev_training_metadata_path)
+        with atomic_path(callback._training_metadata_path) as partial, open(partial, "w", encoding="utf-8") as file:
+            file.write(progress)
 
 
 def _load(original: Callable[..., Any], callback: Any) -> None:
