@@ -291,7 +291,7 @@ def _end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: A
 def _end_train(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> None:
     for callback in callbacks.callbacks:
         if isinstance(callback, _EachEpoch):
-            logs = callback.backup.last_logs() or logs
+            logs = callback.backup.last_logs(callbacks.model) or logs
     original(callbacks, logs)
 
 

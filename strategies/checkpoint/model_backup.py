@@ -160,11 +160,13 @@ class ModelBackup:
         model_states.set_own_variables(model, arrays.own)
         return arrays
 
-    def last_logs(self) -> dict[str, Any]:
-        """Returns the logs of the last epoch of a call that is passed over; nothing for another call."""
+    def last_logs(self, model: Any) -> dict[str, Any]:
+        """Returns the logs of the last epoch of a call that is passed over, whose `History` the model gets; else nothing."""
         if self._found is None or not self._is_done:
             return {}
         epochs, history, _ = self._found.finished_fits[self._progress.fit - 1]
+        if getattr(model, "history", None) is not None:  # Else the program has given `fit` a `CallbackList` without one.
+            model.history.epoch, model.history.history = epochs, history
         return {name: values[-1] for name, values in history.items() if epochs and len(values) == len(epochs)}
 
     def begin_epoch(self, model: Any, callbacks: list[Any]) -> None:
@@ -195,7 +197,7 @@ class ModelBackup:
     def end(self, model: Any, history: Any) -> None:
         """Saves the end of a call of `fit`, or takes the end that an earlier process has saved."""
         if self._is_done:
-            self._take_end(model, history)
+            self._take_end(model)
             return
         if self._found is not None:
             _log.warning(
@@ -210,13 +212,12 @@ class ModelBackup:
         self._progress.finished = True
         self._save(model, self._progress.call["epochs"], 0, None)
 
-    def _take_end(self, model: Any, history: Any) -> None:
+    def _take_end(self, model: Any) -> None:
         found, number = self._found, self._progress.fit
         assert found is not None
         if self._end_path is not None:  # Callbacks may have changed the weights at the end of training, once more.
             self._load(model, self._end_path)
         self._progress.finished_fits = found.finished_fits[:number]
-        history.epoch, history.history, _ = found.finished_fits[number - 1]
         if self._end_state is not None:
             data_position.set_random_state(self._end_state)
         if found.fit == number:
