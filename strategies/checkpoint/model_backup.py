@@ -1,5 +1,6 @@
 """The backup of one model: what each of its calls of `fit` saves, and takes from an earlier process. See job_backup.py."""
 
+import copy
 import dataclasses
 import logging
 from typing import Any
@@ -164,7 +165,8 @@ class ModelBackup:
         """Returns the logs of the last epoch of a call that is passed over, whose `History` the model gets; else nothing."""
         if self._found is None or not self._is_done:
             return {}
-        epochs, history, _ = self._found.finished_fits[self._progress.fit - 1]
+        # A copy: programs add the values of other calls to those of the first one.
+        epochs, history, _ = copy.deepcopy(self._found.finished_fits[self._progress.fit - 1])
         if getattr(model, "history", None) is not None:  # Else the program has given `fit` a `CallbackList` without one.
             model.history.epoch, model.history.history = epochs, history
         return {name: values[-1] for name, values in history.items() if epochs and len(values) == len(epochs)}
