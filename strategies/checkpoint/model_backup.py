@@ -296,5 +296,5 @@ def _position() -> DataPosition:
 
 
 def _build(model: Any) -> None:
-    if isinstance(example := getattr(_position().iterator._distributed_dataset, "element_spec", None), tuple):
+    if (example := getattr(_position().iterator._distributed_dataset, "element_spec", None)) is not None:
         model_states.build(model, example)

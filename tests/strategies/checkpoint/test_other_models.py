@@ -103,6 +103,54 @@ def test_a_model_without_call_continues(process):
     assert whole[4] == 3  # Updates: one for each epoch.
 
 
+class Autoencoder(keras.Model):
+    """Its `train_step` takes no targets."""
+
+    def __init__(self):
+        super().__init__(name="autoencoder")
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - x) ** 2)
+        variables = self.dense.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+class AutoencoderWithoutCall(Autoencoder):
+    """As that of Keras' guide."""
+
+    call = keras.Model.call
+
+    def __init__(self):
+        super().__init__()
+        self.dense.build((None, 3))
+
+    def __call__(self, x):
+        return self.dense(x)
+
+
+@pytest.mark.parametrize(
+    "make, targets, loss",
+    [(Autoencoder, None, None), (AutoencoderWithoutCall, None, None), (Autoencoder, X[:, :2], "categorical_crossentropy")],
+)
+def test_a_model_whose_own_step_gets_no_targets_or_others_than_its_loss_takes_continues(process, make, targets, loss):
+    def program(killed_at=99):
+        model = make()
+        model.compile(keras.optimizers.Adam(0.01), loss)
+        model.fit(X, targets, epochs=3, verbose=0, callbacks=[KillAt(killed_at)])
+        return states(model)
+
+    whole = process(program)
+    assert process(lambda: program(1)) is None
+    assert process(program) == whole
+
+
 ADAM = keras.optimizers.Adam
 
 
