@@ -21,6 +21,7 @@ from tfdist.strategies.checkpoint.own_folder import OwnFolder
 from tfdist.strategies.private_api import patches
 
 PIECE_BYTES = 2**24
+"""How much travels with one message. A task needs about five times this much memory."""
 
 _PROGRESS = "tfdist_training"
 """The HDF5 attribute of a backup's weights with its epoch and batch, as JSON."""
@@ -42,11 +43,9 @@ class Broadcast:
 
     Args:
         strategy: the strategy.
-        piece_bytes: how much travels with one message; by default 16 MiB. A task needs about five times this much memory.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, piece_bytes: int | None = None) -> None:
-        self._piece_bytes = piece_bytes or PIECE_BYTES
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._calls = getattr(strategy, "calls", None)
 
         def sum_of(words: tf.Tensor) -> tf.Tensor:
@@ -81,8 +80,8 @@ class Broadcast:
             if size < 0:
                 continue
             with open(source if is_chief() else target, "rb" if is_chief() else "wb") as file:
-                for begin in range(0, size, self._piece_bytes):
-                    length = min(self._piece_bytes, size - begin)
+                for begin in range(0, size, PIECE_BYTES):
+                    length = min(PIECE_BYTES, size - begin)
                     piece = self.send(file.read(length) if is_chief() else b"", length)
                     if not is_chief():
                         file.write(piece)
