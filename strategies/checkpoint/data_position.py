@@ -25,7 +25,7 @@ import tensorflow as tf
 from tfdist.strategies.inputs.source import BatchIterator
 from tfdist.strategies.inputs.worker_input import WorkerInput
 from tfdist.strategies.private_api import TFEpochIterator, global_seed, patches
-from tfdist.strategies.private_api.pipelines import has_memory_cache, has_no_order
+from tfdist.strategies.private_api.pipelines import has_memory_cache, has_no_order, repeats_shuffled
 
 _log = logging.getLogger("tfdist")
 _positions: "list[DataPosition]" = []
@@ -121,7 +121,7 @@ class DataPosition:
                     steps_per_epoch=self._arguments["validation_steps"],
                     steps_per_execution=self._model.steps_per_execution,
                 )
-                if is_first and _has_memory_cache(validation):
+                if _has_to_be_read(validation, is_first):
                     _read(validation)
                 else:
                     _make_iterators(validation)
@@ -232,19 +232,22 @@ def _enumerate(original: Callable[..., Any], iterator: Any) -> Iterator[Any]:
 
 
 def _repeat_epoch(iterator: Any, is_first: bool) -> None:
-    """Makes the iterators that an epoch makes, and reads what the next epoch does not see again.
-
-    The first epoch of a call is also read if it fills a cache: all epochs have the order, and the random numbers, of that one.
-    """
-    if iterator.steps_per_epoch or (is_first and _has_memory_cache(iterator)):
+    """Makes the iterators that an epoch makes, and reads what the next epoch does not see again."""
+    if iterator.steps_per_epoch or _has_to_be_read(iterator, is_first):
         _read(iterator)
     else:
         _make_iterators(iterator)
 
 
-def _has_memory_cache(iterator: Any) -> bool:
+def _has_to_be_read(iterator: Any, is_first: bool) -> bool:
+    """Returns whether later epochs depend on what is read in one, and not on its iterators alone.
+
+    The first epoch of a call fills a cache, and gives all epochs its order. An epoch may also begin several repetitions.
+    """
     dataset = getattr(iterator.data_adapter, "_dataset", None)
-    return isinstance(dataset, tf.data.Dataset) and has_memory_cache(dataset)
+    if not isinstance(dataset, tf.data.Dataset):
+        return False
+    return repeats_shuffled(dataset) or (is_first and has_memory_cache(dataset))
 
 
 def _read(iterator: Any) -> None:
