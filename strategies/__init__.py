@@ -123,10 +123,10 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     if is_connected:
         other_strategies.refuse_earlier()
     strategy: tf.distribute.Strategy = module.create(cluster, start_timeout)
+    first = cluster.training_tasks[0]
+    is_other = choice.strategy == "multi_worker_mirrored" and cluster.task not in (None, (first.job, first.index))
+    cache_files.install("-".join(map(str, cluster.task)) if cluster.task and is_other else "")
     if is_connected:
-        first = cluster.training_tasks[0]
-        if choice.strategy == "multi_worker_mirrored" and cluster.task not in (None, (first.job, first.index)):
-            cache_files.install("-".join(map(str, cluster.task)))
         reachability.limit(cluster, warns=cluster.task in (None, ("chief", 0), (first.job, first.index)))
         other_strategies.refuse()
     atomic_saving.install(strategy)

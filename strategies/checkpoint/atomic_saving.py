@@ -86,18 +86,14 @@ def _make_folder(original: Callable[..., Any], path: Any) -> Any:
 
 def _atomically(save: Callable[..., Any], make_folder: bool, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     with save_order.after_chief(filepath):
-        return _save_atomically(save, make_folder, model, filepath, *args, **kwargs)
-
-
-def _save_atomically(save: Callable[..., Any], make_folder: bool, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-    if is_local(filepath):
-        with atomic_path(os.fspath(filepath), make_folder, save_order.is_elsewhere) as partial:
-            return save(model, partial, *args, **kwargs)
-    if not is_chief() and not isinstance(filepath, io.IOBase):
-        with atomic_path(os.path.basename(str(filepath))) as partial:
-            kwargs.pop("zipped", None)
-            return save(model, partial, *args, **kwargs)
-    return save(model, filepath, *args, **kwargs)
+        if is_local(filepath):
+            with atomic_path(os.fspath(filepath), make_folder, save_order.is_elsewhere) as partial:
+                return save(model, partial, *args, **kwargs)
+        if not is_chief() and not isinstance(filepath, io.IOBase):
+            with atomic_path(os.path.basename(str(filepath))) as partial:
+                kwargs.pop("zipped", None)
+                return save(model, partial, *args, **kwargs)
+        return save(model, filepath, *args, **kwargs)
 
 
 def _save_checkpoint(

@@ -21,6 +21,7 @@ from tfdist.strategies.checkpoint.own_folder import OwnFolder
 from tfdist.strategies.private_api import patches
 
 PIECE_BYTES = 2**24
+"""How much travels with one message. A task needs about five times this much memory."""
 
 _PROGRESS = "tfdist_training"
 """The HDF5 attribute of a backup's weights with its epoch and batch, as JSON."""
@@ -42,11 +43,9 @@ class Broadcast:
 
     Args:
         strategy: the strategy.
-        piece_bytes: how much travels with one message; by default 16 MiB. A task needs about five times this much memory.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, piece_bytes: int | None = None) -> None:
-        self._piece_bytes = piece_bytes or PIECE_BYTES
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._calls = getattr(strategy, "calls", None)
 
         def sum_of(words: tf.Tensor) -> tf.Tensor:
@@ -81,8 +80,8 @@ class Broadcast:
             if size < 0:
                 continue
             with open(source if is_chief() else target, "rb" if is_chief() else "wb") as file:
-                for begin in range(0, size, self._piece_bytes):
-                    length = min(self._piece_bytes, size - begin)
+                for begin in range(0, size, PIECE_BYTES):
+                    length = min(PIECE_BYTES, size - begin)
                     piece = self.send(file.read(length) if is_chief() else b"", length)
                     if not is_chief():
                         file.write(piece)
@@ -97,32 +96,28 @@ def _is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
 
 def _save(original: Callable[..., Any], callback: Any) -> None:
     with save_order.after_chief(callback._weights_path):
-        _save_in_order(original, callback)
-
-
-def _save_in_order(original: Callable[..., Any], callback: Any) -> None:
-    if not is_local(callback.backup_dir):
-        if _is_multi_worker(callback.model.distribute_strategy):
-            raise ValueError(
-                f"BackupAndRestore under multi_worker_mirrored needs a backup_dir on a file system of the chief, not "
-                f"{callback.backup_dir}"
-            )
-        original(callback)
-        return
-    progress = json.dumps({"epoch": callback._current_epoch, "batch": callback._last_batch_seen})
-    memory = memory_file.save_weights(callback.model)
-    if not is_chief():
-        return
-    with h5py.File(memory, "a") as file:
-        file.attrs[_PROGRESS] = progress
-    with atomic_path(callback._weights_path, make_folder=True) as partial:
-        memory_file.copy_to(memory, partial)
-        generations.seal(partial)
-        generations.keep(callback._weights_path, _earlier(callback))
-        if callback.double_checkpoint:
-            generations.keep(callback._training_metadata_path, callback._prev_training_metadata_path)
-    with atomic_path(callback._training_metadata_path) as partial, open(partial, "w", encoding="utf-8") as file:
-        file.write(progress)
+        if not is_local(callback.backup_dir):
+            if _is_multi_worker(callback.model.distribute_strategy):
+                raise ValueError(
+                    f"BackupAndRestore under multi_worker_mirrored needs a backup_dir on a file system of the chief, not "
+                    f"{callback.backup_dir}"
+                )
+            original(callback)
+            return
+        progress = json.dumps({"epoch": callback._current_epoch, "batch": callback._last_batch_seen})
+        memory = memory_file.save_weights(callback.model)
+        if not is_chief():
+            return
+        with h5py.File(memory, "a") as file:
+            file.attrs[_PROGRESS] = progress
+        with atomic_path(callback._weights_path, make_folder=True) as partial:
+            memory_file.copy_to(memory, partial)
+            generations.seal(partial)
+            generations.keep(callback._weights_path, _earlier(callback))
+            if callback.double_checkpoint:
+                generations.keep(callback._training_metadata_path, callback._prev_training_metadata_path)
+        with atomic_path(callback._training_metadata_path) as partial, open(partial, "w", encoding="utf-8") as file:
+            file.write(progress)
 
 
 def _load(original: Callable[..., Any], callback: Any) -> None:

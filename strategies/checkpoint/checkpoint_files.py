@@ -9,6 +9,8 @@ import os
 import shutil
 from pathlib import Path
 
+import tensorflow as tf
+
 _MAGIC = bytes.fromhex("57fb808b247547db")
 _FOOTER_BYTES = 48
 _MOST = 0x7F
@@ -35,7 +37,7 @@ def replace(part: str, folder: str, name: str) -> None:
             partial = source / "linked"
             _link(source / _data(name, number, count), partial)
             os.replace(partial, target / _data(name, number, count + 1))
-        partial.write_bytes(_with_count(content, count + 1))
+        partial.write_bytes(_with_count(content, count + 1, partial))
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(partial, target / index)
@@ -75,12 +77,20 @@ def _count_in(path: Path) -> int | None:
         return None
 
 
-def _with_count(index: bytes, count: int) -> bytes:
-    """Returns an index that names `count` data files, and is the same in everything else."""
+def _with_count(index: bytes, count: int, scratch: Path) -> bytes:
+    """Returns an index that names `count` data files, and is the same in everything else.
+
+    Args:
+        index: the content of an index.
+        count: the number.
+        scratch: the path of a file that this may write.
+    """
     changed = bytearray(index)
     begin, end, place = _place_of_count(index)
     changed[place] = count
-    changed[end + 1 : end + 5] = _masked(_crc32c(changed[begin : end + 1])).to_bytes(4, "little")
+    with tf.io.TFRecordWriter(str(scratch)) as writer:  # A record ends with its checksum, in the form that the index has.
+        writer.write(bytes(changed[begin : end + 1]))
+    changed[end + 1 : end + 5] = scratch.read_bytes()[-4:]
     return bytes(changed)
 
 
@@ -119,27 +129,3 @@ def _numbers(data: bytes, place: int, count: int) -> tuple[list[int], int]:
                 break
         found.append(number)
     return found, place
-
-
-def _crc32c(data: bytes | bytearray) -> int:
-    checksum = 0xFFFFFFFF
-    for byte in data:
-        checksum = _TABLE[(checksum ^ byte) & 0xFF] ^ (checksum >> 8)
-    return checksum ^ 0xFFFFFFFF
-
-
-def _masked(checksum: int) -> int:
-    """Returns a checksum as TensorFlow stores it."""
-    return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _table() -> list[int]:
-    entries = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
-        entries.append(byte)
-    return entries
-
-
-_TABLE = _table()

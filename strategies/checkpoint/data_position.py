@@ -4,25 +4,28 @@ A training that continues in the middle of its epochs must see the data of those
 iterators of the dataset were made before: a shuffled dataset gives each another order. So the iterators of the epochs that are
 done are made again, without reading them, and the batches of the current epoch that are done are read and dropped. Data that
 Keras iterates once for all epochs (`steps_per_epoch`) have to be read from their beginning. The validation data have an
-iterator for each validation, which are made again too: `validation_steps` may take only a part of a shuffled dataset.
+iterator for each validation, which is made again after that of its epoch: both may be parts of one shuffled dataset.
 """
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import logging
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.inputs.source import BatchIterator
 from tfdist.strategies.inputs.worker_input import WorkerInput
-from tfdist.strategies.private_api import global_seed, patches
-from tfdist.strategies.private_api.pipelines import has_memory_cache, has_no_order
+from tfdist.strategies.private_api import TFEpochIterator, global_seed, patches
+from tfdist.strategies.private_api.pipelines import has_memory_cache, has_no_order, repeats_shuffled
 
 _log = logging.getLogger("tfdist")
 _positions: "list[DataPosition]" = []
@@ -51,8 +54,7 @@ class DataPosition:
 
     Args:
         model: the model that `fit` trains.
-        initial_epoch: the argument of `fit`.
-        validation_freq: the argument of `fit`.
+        arguments: all arguments of `fit`, by name; in tests, none.
 
     Attributes:
         iterator: Keras' iterator of epochs; None before Keras has made it.
@@ -61,20 +63,20 @@ class DataPosition:
         is_passed_over: whether an earlier process has finished this call, so that no epoch is left.
     """
 
-    def __init__(self, model: Any = None, initial_epoch: int = 0, validation_freq: Any = 1) -> None:
-        self.initial_epoch = initial_epoch
+    def __init__(self, model: Any = None, arguments: Mapping[str, Any] | None = None) -> None:
+        self._arguments = arguments or {}
+        self.initial_epoch = int(self._arguments.get("initial_epoch", 0))
         self.is_passed_over = False
         self.iterator: Any = None
         self.random_state: Any = None
         self._model = model
-        self._validation_freq = validation_freq
         self._resumption: Resumption | None = None
-        self._done = range(0)  # The epochs that an earlier process has made, from 1, before the first validation of this one.
+        self._validations = 0  # Those of an earlier process, before the first one of this.
 
     def resume(self, resumption: Resumption) -> None:
         """Makes the next epoch continue there, and the next validation follow those of the epochs that are done."""
         self._resumption = resumption
-        self._done = range(self.initial_epoch + 1, self.initial_epoch + resumption.epochs + 1)
+        self._validations = sum(map(self._has_validation, range(resumption.epochs)))
 
     def pass_over(self, epochs: int) -> None:
         """Brings the data to where a call leaves them that an earlier process has finished: the next call may get the same.
@@ -83,19 +85,52 @@ class DataPosition:
             epochs: how many epochs the call has made.
         """
         self.is_passed_over = True
-        if type(self.iterator.data_adapter).__name__ == "GeneratorDataAdapter":  # It may take hours to read.
+        kind = type(self.iterator.data_adapter).__name__
+        if kind == "GeneratorDataAdapter":  # It may take hours to read.
             _log.warning(
                 "a call of fit that was finished before the restart had a generator, which is not read: a later call that gets "
                 "the same generator begins with its first batch"
             )
-            return
-        is_tf_data = type(self.iterator.data_adapter).__name__ == "TFDatasetAdapter"
-        for number in range(epochs):
+
+        def repeat_epoch(is_first: bool) -> None:
             # An endless dataset may shuffle each repetition, and how many of these the call began decides what the next gets.
-            if is_tf_data:
-                _repeat_epoch(patches.ENUMERATE_EPOCH.original, self.iterator, is_first=not number)
-            else:
-                _make_iterators(patches.ENUMERATE_EPOCH.original, self.iterator)
+            if kind == "TFDatasetAdapter":
+                _repeat_epoch(self.iterator, is_first)
+            elif kind != "GeneratorDataAdapter":
+                _make_iterators(self.iterator)
+
+        self.repeat_epochs(epochs, repeat_epoch)
+
+    def repeat_epochs(self, epochs: int, repeat_epoch: Callable[[bool], None]) -> None:
+        """Does again what epochs and their validations do to datasets of tf.data.
+
+        Args:
+            epochs: how many epochs.
+            repeat_epoch: does it for the data of the training, told whether the epoch is the first.
+        """
+        data = self._arguments.get("validation_data")
+        data = None if data is None else keras.utils.unpack_x_y_sample_weight(data)[0]
+        validation: Any = None
+        for number in range(epochs):
+            repeat_epoch(not number)
+            if isinstance(data, tf.data.Dataset) and self._has_validation(number):
+                is_first = validation is None
+                validation = validation or TFEpochIterator(
+                    SimpleNamespace(experimental_distribute_dataset=lambda dataset: dataset),
+                    x=data,
+                    steps_per_epoch=self._arguments["validation_steps"],
+                    steps_per_execution=self._model.steps_per_execution,
+                )
+                if _has_to_be_read(validation, is_first):
+                    _read(validation)
+                else:
+                    _make_iterators(validation)
+                validation.reset()
+
+    def _has_validation(self, number: int) -> bool:
+        """Returns whether an epoch of this call, counted from 0, has a validation, if `fit` has data for it."""
+        epoch, every = self.initial_epoch + number + 1, self._arguments.get("validation_freq", 1)
+        return epoch % every == 0 if isinstance(every, int) else epoch in every
 
     def take_resumption(self, iterator: Any) -> Resumption | None:
         """Returns where the epoch continues that begins with an iterator of Keras; None for its beginning."""
@@ -106,10 +141,10 @@ class DataPosition:
 
     def take_validations(self, iterator: Any) -> int:
         """Returns how many validations were made before the one that begins with an iterator of Keras."""
-        if not self._done or iterator is not getattr(self._model, "_eval_epoch_iterator", None):
+        if iterator is not getattr(self._model, "_eval_epoch_iterator", self):
             return 0
-        every, done, self._done = self._validation_freq, self._done, range(0)
-        return sum(epoch % every == 0 if isinstance(every, int) else epoch in every for epoch in done)
+        validations, self._validations = self._validations, 0
+        return validations
 
 
 def install() -> None:
@@ -152,7 +187,7 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
     model._initial_epoch = None  # Keras keeps that of an earlier `fit` that has restored a backup.
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     bound.apply_defaults()
-    position = DataPosition(model, int(bound.arguments["initial_epoch"]), bound.arguments["validation_freq"])
+    position = DataPosition(model, bound.arguments)
     _positions.append(position)
     try:
         return original(model, *args, **kwargs)
@@ -167,19 +202,19 @@ def _init(original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any
 
 
 def _enumerate(original: Callable[..., Any], iterator: Any) -> Iterator[Any]:
-    for position in _positions:
-        for _ in range(position.take_validations(iterator)):
-            _repeat_validation(original, iterator)
+    if type(iterator.data_adapter).__name__ == "GeneratorDataAdapter":  # Others have a new iterator for each validation.
+        for _ in range(sum(each.take_validations(iterator) for each in _positions)):
+            _repeat_epoch(iterator, is_first=False)
             own = iterator._epoch_iterator
             iterator.reset()  # As Keras does before each validation.
             iterator._epoch_iterator = own
-    resumption = next((found for each in _positions if (found := each.take_resumption(iterator)) is not None), None)
-    if resumption is None:
+    found = ((each, resumption) for each in _positions if (resumption := each.take_resumption(iterator)) is not None)
+    position, resumption = next(found, (None, None))
+    if position is None or resumption is None:
         yield from original(iterator)
         return
     state = random_state() if resumption.keeps_random_state else None
-    for number in range(resumption.epochs):
-        _repeat_epoch(original, iterator, is_first=not number)
+    position.repeat_epochs(resumption.epochs, functools.partial(_repeat_epoch, iterator))
     if resumption.epochs and iterator._num_batches is None:
         iterator._num_batches = resumption.batches_per_epoch
     if state is not None:
@@ -196,31 +231,33 @@ def _enumerate(original: Callable[..., Any], iterator: Any) -> Iterator[Any]:
         yield begin, end, batches
 
 
-def _repeat_epoch(original: Callable[..., Any], iterator: Any, is_first: bool = False) -> None:
-    """Makes the iterators that an epoch makes, and reads what the next epoch does not see again.
+def _repeat_epoch(iterator: Any, is_first: bool) -> None:
+    """Makes the iterators that an epoch makes, and reads what the next epoch does not see again."""
+    if iterator.steps_per_epoch or _has_to_be_read(iterator, is_first):
+        _read(iterator)
+    else:
+        _make_iterators(iterator)
 
-    The first epoch of a call is also read if it fills a cache: all epochs have the order, and the random numbers, of that one.
+
+def _has_to_be_read(iterator: Any, is_first: bool) -> bool:
+    """Returns whether later epochs depend on what is read in one, and not on its iterators alone.
+
+    The first epoch of a call fills a cache, and gives all epochs its order. An epoch may also begin several repetitions.
     """
     dataset = getattr(iterator.data_adapter, "_dataset", None)
-    fills_cache = is_first and isinstance(dataset, tf.data.Dataset) and has_memory_cache(dataset)
-    if not iterator.steps_per_epoch and not fills_cache:
-        _make_iterators(original, iterator)
-        return
-    for _, _, batches in original(iterator):
+    if not isinstance(dataset, tf.data.Dataset):
+        return False
+    return repeats_shuffled(dataset) or (is_first and has_memory_cache(dataset))
+
+
+def _read(iterator: Any) -> None:
+    """Reads the batches of an epoch, and drops them."""
+    for _, _, batches in patches.ENUMERATE_EPOCH.original(iterator):
         if not _drop(batches, iterator.steps_per_execution) and not iterator.steps_per_epoch:
             return
 
 
-def _repeat_validation(original: Callable[..., Any], iterator: Any) -> None:
-    """The same for a validation, whose data have a new iterator each time, unless they are a generator."""
-    kind = type(iterator.data_adapter).__name__
-    if kind == "GeneratorDataAdapter":
-        _repeat_epoch(original, iterator)
-    elif kind == "TFDatasetAdapter":  # The others are in the same order each time.
-        _make_iterators(original, iterator)
-
-
-def _make_iterators(original: Callable[..., Any], iterator: Any) -> None:
+def _make_iterators(iterator: Any) -> None:
     """Makes the iterators that an epoch makes, and reads nothing."""
     adapter = iterator.data_adapter
     kind = type(adapter).__name__
@@ -234,7 +271,7 @@ def _make_iterators(original: Callable[..., Any], iterator: Any) -> None:
     try:
         with _without_workers(adapter):
             if iterator.num_batches is not None:
-                for _ in original(iterator):
+                for _ in patches.ENUMERATE_EPOCH.original(iterator):
                     pass
             else:  # Keras finds out about the end by reading.
                 adapter.on_epoch_begin()

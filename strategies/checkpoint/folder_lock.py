@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import fcntl
-import functools
 import os
 import time
 
@@ -17,6 +16,9 @@ POLL_SECONDS = 0.2
 
 _held: dict[str, int] = {}
 """The descriptors of the folders that this program has locked."""
+
+of_this_process: set[int] = set()
+"""The descriptors of all locked folders. A process that this one forks, which may outlive it, closes them."""
 
 
 def lock(
@@ -56,7 +58,7 @@ def lock(
         raise Source("environment", variable).error(
             f"{folder} holds {content} of another program that runs now; name another folder ({flag}), or end that program"
         )
-    os.register_at_fork(after_in_child=functools.partial(_close, descriptor))  # A child may outlive the program.
+    of_this_process.add(descriptor)
     _held[folder] = descriptor
     return descriptor
 
@@ -70,7 +72,7 @@ def renew(folder: str) -> None:
     held = _held.get(folder)
     if held is None or os.path.samestat(os.fstat(held), os.stat(folder)):
         return
-    del _held[folder]  # Its descriptor stays open: a child closes it by its number.
+    del _held[folder]  # Its descriptor stays open.
     try:
         lock(folder, 0.0)
     except ClusterError as error:
@@ -105,6 +107,11 @@ def _take(descriptor: int, seconds: float) -> bool:
             time.sleep(POLL_SECONDS)
 
 
-def _close(descriptor: int) -> None:
-    with contextlib.suppress(OSError):
-        os.close(descriptor)
+def _close_in_child() -> None:
+    for descriptor in of_this_process:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    of_this_process.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

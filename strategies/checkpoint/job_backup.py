@@ -8,6 +8,7 @@ program has caught, runs again. A program may itself skip calls that it has fini
 files are removed.
 """
 
+import functools
 import glob
 import inspect
 import logging
@@ -33,7 +34,8 @@ from tfdist.strategies.runtime import preemption
 from tfdist.strategies.runtime.lost_task_error import says_lost_task
 from tfdist.strategies.runtime.program_end import at_program_end
 
-_NAME = re.compile(r"model-(\d+)\.(earlier\.|fit-\d+\.)?weights\.h5$")
+_NAME = re.compile(r"tfdist-model-(\d+)\.(earlier\.|fit-\d+\.)?weights\.h5$")
+"""A program may keep `model-1.weights.h5` of its own in the folder, as a ModelCheckpoint does."""
 
 _log = logging.getLogger("tfdist")
 _backups: "_Backups | None" = None
@@ -42,7 +44,8 @@ _backups: "_Backups | None" = None
 def install(strategy: tf.distribute.Strategy) -> None:
     """Makes `fit` of every model of `strategy` keep a backup, if the environment names a folder.
 
-    A program in one process may ask for its strategy several times, and get another one each time.
+    A program in one process may ask for its strategy several times, and get another one each time. A notebook may name the
+    folder again each time: what it has trained before is not what an earlier process has.
 
     Raises:
         ValueError: if the frequency is neither `epoch` nor a number of batches above 0.
@@ -50,13 +53,14 @@ def install(strategy: tf.distribute.Strategy) -> None:
     """
     folder, frequency = os.environ.pop(FOLDER, None), os.environ.pop(FREQUENCY, None) or "epoch"
     global _backups
-    if not folder:
-        if _backups is not None and _backups.strategies:
-            _backups.strategies.append(strategy)
+    folder = os.path.abspath(folder) if folder else None
+    if _backups is not None and folder in (None, _backups.folder):
+        _backups.strategies.append(strategy)
+        return
+    if folder is None:
         return
     if frequency != "epoch" and not (frequency.isdecimal() and int(frequency) > 0):
         raise ValueError(f"{FREQUENCY} is {frequency!r}; it has to be epoch or a number of batches above 0")
-    folder = os.path.abspath(folder)
     if is_chief():
         folder_lock.lock(folder)
     _backups = _Backups(strategy, folder, None if frequency == "epoch" else int(frequency))
@@ -73,11 +77,12 @@ class _Backups:
 
     Attributes:
         strategies: those whose models have backups.
+        folder: the path of the folder.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, folder: str, batches: int | None) -> None:
         self.strategies = [strategy]
-        self._folder = folder
+        self.folder = folder
         self._batches = batches
         self._of_model: weakref.WeakKeyDictionary[Any, ModelBackup] = weakref.WeakKeyDictionary()
         self._files: list[BackupFile] = []
@@ -111,14 +116,14 @@ class _Backups:
             bound.arguments["callbacks"] = with_callback(callback, model, callbacks)
             history = original(*bound.args, **bound.kwargs)
             backup.end(model, history)
-            self._unfinished.pop(backup.path, None)
-            preemption.end_after_fit(backup.wait)
+            self._unfinished.pop(backup.file.path, None)
+            preemption.end_after_fit(backup.file.wait)
             return history
         except BaseException as error:
             if says_lost_task(error):
-                self._unfinished[backup.path] = f"fit has lost a task ({' '.join(str(error).split())[:200]})"
+                self._unfinished[backup.file.path] = f"fit has lost a task ({' '.join(str(error).split())[:200]})"
             elif isinstance(error, SystemExit):  # After SIGTERM. The program may catch it.
-                self._unfinished[backup.path] = "fit was ended by a signal"
+                self._unfinished[backup.file.path] = "fit was ended by a signal"
             raise
         finally:
             self._is_in_fit = False
@@ -171,10 +176,10 @@ class _Backups:
         return number, skipped, is_continued
 
     def _base(self, number: int) -> str:
-        return os.path.join(self._folder, f"model-{number}")
+        return os.path.join(self.folder, f"tfdist-model-{number}")
 
     def _paths(self) -> list[str]:
-        found = glob.glob(os.path.join(glob.escape(self._folder), "model-*.weights.h5"))
+        found = glob.glob(os.path.join(glob.escape(self.folder), "tfdist-model-*.weights.h5"))
         return [path for path in found if _NAME.match(os.path.basename(path))]  # The others are the program's own.
 
     def has_restored_metrics(self, model: Any) -> bool:
@@ -201,18 +206,18 @@ class _Backups:
         if kept:
             _log.warning(
                 "the backup in %s stays: %s. The next start of this program continues from it; remove it to train anew",
-                *(self._folder, kept),
+                *(self.folder, kept),
             )
             return
         try:
-            os.rmdir(self._folder)
+            os.rmdir(self.folder)
         except OSError:
             pass  # It holds other files, or was never made.
 
     def _why_kept(self) -> str:
         """Returns why a program that has finished leaves its files, as the end of a sentence; "" if it does not."""
         if not self._files:
-            bases = {_NAME.sub(r"model-\1", path) for path in self._paths()}
+            bases = {_NAME.sub(r"tfdist-model-\1", path) for path in self._paths()}
             found = [progress for base in bases if (progress := BackupFile(self.strategies[0], base).progress()) is not None]
             is_interrupted = any(not progress.finished for progress in found)
             return "it is of a fit that was interrupted, and this program has not called fit" if is_interrupted else ""
@@ -249,7 +254,7 @@ class _EachEpoch(keras.callbacks.Callback):
 
     def wait_for_save(self) -> bool:
         """See `BackupFile.wait`."""
-        return self.backup.wait()
+        return self.backup.file.wait()
 
 
 class _EachBatch(_EachEpoch):
@@ -263,8 +268,8 @@ class _EachBatch(_EachEpoch):
 
 
 def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    assert _backups is not None
-    return _backups.fit(original, model, *args, **kwargs)
+    fit = original if _backups is None else functools.partial(_backups.fit, original)
+    return fit(model, *args, **kwargs)
 
 
 def _begin_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: Any = None) -> None:
@@ -286,13 +291,12 @@ def _end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: A
 def _end_train(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> None:
     for callback in callbacks.callbacks:
         if isinstance(callback, _EachEpoch):
-            logs = callback.backup.last_logs() or logs
+            logs = callback.backup.last_logs(callbacks.model) or logs
     original(callbacks, logs)
 
 
 def _metrics_result_or_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
-    assert _backups is not None
     # A backup that was saved after the last batch leaves the epoch no step.
-    if not logs and _backups.has_restored_metrics(model):
+    if not logs and _backups is not None and _backups.has_restored_metrics(model):
         logs = model.get_metrics_result()
     return original(model, logs)

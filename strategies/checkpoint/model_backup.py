@@ -1,5 +1,6 @@
 """The backup of one model: what each of its calls of `fit` saves, and takes from an earlier process. See job_backup.py."""
 
+import copy
 import dataclasses
 import logging
 from typing import Any
@@ -22,10 +23,13 @@ class ModelBackup:
         batches: after so many batches it saves within an epoch; None for never.
         skipped: how many calls of an earlier process the program does not make again.
         is_continued: whether the first call is the one that the file has after these; else it begins anew.
+
+    Attributes:
+        file: as the argument.
     """
 
     def __init__(self, file: BackupFile, batches: int | None, skipped: int = 0, is_continued: bool = True) -> None:
-        self._file = file
+        self.file = file
         self._batches = batches
         self._skipped = skipped
         self._is_continued = is_continued
@@ -39,11 +43,6 @@ class ModelBackup:
         self._end_state: Any = None  # The state of random numbers at the end of a call that is passed over.
         self._end_path: str | None = None  # The file with the weights at the end of that call.
         self.has_restored_metrics = False
-
-    @property
-    def path(self) -> str:
-        """The path of its file."""
-        return self._file.path
 
     # The beginning and the end of a call of `fit`.
 
@@ -74,7 +73,7 @@ class ModelBackup:
         if earlier != call:
             _log.warning(
                 "the backup %s is of a fit with %s, and this one has %s: it begins anew",
-                self._file.path,
+                self.file.path,
                 *(", ".join(f"{name}={value}" for name, value in each.items()) for each in (earlier, call)),
             )
             self._found = None
@@ -87,9 +86,9 @@ class ModelBackup:
             callback_states.continue_csv(callbacks, self._found.epoch, self._found.callbacks)
 
     def _read(self) -> None:
-        found, self._is_read = self._file.read(), True
+        found, self._is_read = self.file.read(), True
         if found is None or not self._is_continued:
-            self._file.forget()
+            self.file.forget()
             return
         self._found = found
         self._progress.fit = self._skipped
@@ -114,10 +113,10 @@ class ModelBackup:
             return
         batches = f" and {found.batch} batches" if found.batch else ""
         done = f"{found.epoch} epochs{batches}"
-        _log.warning("fit %d of %s continues after %s, from %s", found.fit, model.name, done, self._file.path)
+        _log.warning("fit %d of %s continues after %s, from %s", found.fit, model.name, done, self.file.path)
         _build(model)
         self._restored = found, self._load(model)
-        self._file.forget()
+        self.file.forget()
         self._found = None
         model._initial_epoch = found.epoch
         self._progress.finished_fits = found.finished_fits
@@ -143,7 +142,7 @@ class ModelBackup:
         _position().pass_over(len(found.finished_fits[number - 1][0]))
         _build(model)
         arrays: Arrays | None = None
-        if (path := self._file.find_end(number, found)) is not None:
+        if (path := self.file.find_end(number, found)) is not None:
             arrays = self._load(model, path)
             self._end_path, self._end_state = path, progress_in(path).random_state
         else:
@@ -152,21 +151,24 @@ class ModelBackup:
                 "evaluates before fit %d is of fit %d",
                 *(model.name, number, KEEP, number + 1, found.fit),
             )
-            self._file.load(model, is_exact=False)
+            self.file.load(model, is_exact=False)
         states = found.finished_fits[number - 1][2]
         callback_states.restore(self._callbacks, states, {} if arrays is None else arrays.callbacks)
 
     def _load(self, model: Any, path: str | None = None) -> Arrays:
-        arrays = self._file.load(model, path)
+        arrays = self.file.load(model, path)
         model_states.set_seeds(model, arrays.seeds)
         model_states.set_own_variables(model, arrays.own)
         return arrays
 
-    def last_logs(self) -> dict[str, Any]:
-        """Returns the logs of the last epoch of a call that is passed over; nothing for another call."""
+    def last_logs(self, model: Any) -> dict[str, Any]:
+        """Returns the logs of the last epoch of a call that is passed over, whose `History` the model gets; else nothing."""
         if self._found is None or not self._is_done:
             return {}
-        epochs, history, _ = self._found.finished_fits[self._progress.fit - 1]
+        # A copy: programs add the values of other calls to those of the first one.
+        epochs, history, _ = copy.deepcopy(self._found.finished_fits[self._progress.fit - 1])
+        if getattr(model, "history", None) is not None:  # Else the program has given `fit` a `CallbackList` without one.
+            model.history.epoch, model.history.history = epochs, history
         return {name: values[-1] for name, values in history.items() if epochs and len(values) == len(epochs)}
 
     def begin_epoch(self, model: Any, callbacks: list[Any]) -> None:
@@ -197,7 +199,7 @@ class ModelBackup:
     def end(self, model: Any, history: Any) -> None:
         """Saves the end of a call of `fit`, or takes the end that an earlier process has saved."""
         if self._is_done:
-            self._take_end(model, history)
+            self._take_end(model)
             return
         if self._found is not None:
             _log.warning(
@@ -212,18 +214,17 @@ class ModelBackup:
         self._progress.finished = True
         self._save(model, self._progress.call["epochs"], 0, None)
 
-    def _take_end(self, model: Any, history: Any) -> None:
+    def _take_end(self, model: Any) -> None:
         found, number = self._found, self._progress.fit
         assert found is not None
         if self._end_path is not None:  # Callbacks may have changed the weights at the end of training, once more.
             self._load(model, self._end_path)
         self._progress.finished_fits = found.finished_fits[:number]
-        history.epoch, history.history, _ = found.finished_fits[number - 1]
         if self._end_state is not None:
             data_position.set_random_state(self._end_state)
         if found.fit == number:
             self._found = None
-            self._file.forget()
+            self.file.forget()
 
     def forget_call(self) -> None:
         """Forgets what belongs to a call of `fit` that is over. Callbacks refer to their model, which nobody may need now."""
@@ -265,10 +266,6 @@ class ModelBackup:
         self._save(model, epoch, done, position)
         return True
 
-    def wait(self) -> bool:
-        """See `BackupFile.wait`."""
-        return self._file.wait()
-
     def _save(self, model: Any, epoch: int, batch: int, position: DataPosition | None) -> None:
         if self._found is not None:  # This call runs again, and the backup holds a later one.
             return
@@ -288,7 +285,7 @@ class ModelBackup:
         progress.callbacks, kept = callback_states.states(self._callbacks)
         metrics = model_states.metrics(model) if batch else []
         arrays = Arrays(metrics, model_states.seeds(model), model_states.own_variables(model), kept)
-        self._file.write(model, progress, arrays)
+        self.file.write(model, progress, arrays)
         self._saved_batches = batch
 
 
@@ -299,5 +296,5 @@ def _position() -> DataPosition:
 
 
 def _build(model: Any) -> None:
-    if isinstance(example := getattr(_position().iterator._distributed_dataset, "element_spec", None), tuple):
+    if (example := getattr(_position().iterator._distributed_dataset, "element_spec", None)) is not None:
         model_states.build(model, example)

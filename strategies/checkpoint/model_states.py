@@ -27,8 +27,8 @@ def build(model: Any, example: Any) -> None:
 
     Args:
         model: the model.
-        example: nested `tf.TypeSpec`s of a batch. Without all dimensions but the first only a model that has no variables is
-            made, if that is possible.
+        example: nested `tf.TypeSpec`s of a batch. Without all dimensions but the first, and without targets, as an autoencoder
+            with its own `train_step` gets it, only a model that has no variables is made, if that is possible.
     """
     if not has_own_call(model):
         build_without_call(model)
@@ -37,12 +37,11 @@ def build(model: Any, example: Any) -> None:
     has_ranks = all(isinstance(leaf, tf.TensorSpec) and leaf.shape.rank for leaf in leaves)
     if hooks_of(model.distribute_strategy) is not None or not has_ranks:
         return
-    with _no_build(model.optimizer):
-        if all(None not in leaf.shape[1:] for leaf in leaves):
+    is_enough = isinstance(example, tuple) and all(None not in leaf.shape[1:] for leaf in leaves)
+    # Batches for a `train_step` of the model's own need not be what it and its loss take. `BackupFile.load` says what to do.
+    with _no_build(model.optimizer), contextlib.suppress(Exception):
+        if is_enough or not model.built:
             model._symbolic_build(data_batch=example)
-        elif not model.built:
-            with contextlib.suppress(Exception):  # `BackupFile.load` says what to do.
-                model._symbolic_build(data_batch=example)
 
 
 def build_without_call(model: Any) -> None:

@@ -9,11 +9,10 @@ import stat
 import tempfile
 import weakref
 
+from tfdist.strategies.checkpoint import folder_lock
+
 COPY, AGENT = "copy", "agent"
 """What folders are for: copies of a backup, and the files of an agent (launch/backends/agents)."""
-
-_locks: set[int] = set()
-"""The descriptors of the folders of this process."""
 
 
 class OwnFolder:
@@ -45,7 +44,7 @@ class OwnFolder:
             if os.path.isdir(self.name):
                 break
             os.close(lock)  # So it was removed a moment later.
-        _locks.add(lock)
+        folder_lock.of_this_process.add(lock)
         self._remove = weakref.finalize(self, _remove, self.name, lock)
 
     def __enter__(self) -> str:
@@ -60,9 +59,9 @@ class OwnFolder:
 
 
 def _remove(path: str, lock: int) -> None:
-    if lock in _locks:  # Else this is a process that the owner has forked.
+    if lock in folder_lock.of_this_process:  # Else this is a process that the owner has forked.
         shutil.rmtree(path, ignore_errors=True)
-        _locks.remove(lock)
+        folder_lock.of_this_process.remove(lock)
         os.close(lock)
 
 
@@ -84,13 +83,3 @@ def _remove_left_over(prefix: str) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(descriptor)
-
-
-def _close_in_child() -> None:
-    """Lets the processes that this one forks, which may outlive it, hold no folder."""
-    for descriptor in _locks:
-        os.close(descriptor)
-    _locks.clear()
-
-
-os.register_at_fork(after_in_child=_close_in_child)

@@ -84,7 +84,7 @@ def none_without_examples(outputs: Any, examples: tf.Tensor) -> Any:
     An output may have any number of rows per example.
     """
     end = tf.where(examples > 0, tf.int32.max, 0)
-    return tf.nest.map_structure(lambda v: v[:end] if v.shape.rank else v, outputs)
+    return tf.nest.map_structure(lambda v: v if v.shape.rank == 0 else v[:end], outputs)
 
 
 def rows_of(batch: Any) -> int | None:

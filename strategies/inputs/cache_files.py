@@ -1,11 +1,18 @@
-"""Cache files of datasets: each task has its own.
+"""Cache files of datasets: each task has its own, and writes it anew if it was killed while it wrote it.
 
 Under multi_worker_mirrored every task runs the whole program, also `dataset.cache("/tmp/images")`. Tasks that share a disk
 would then write the same files, and tf.data lets one process write a cache: "There appears to be a concurrent caching iterator
 running". So the tasks after the first, and the evaluator, add their names to those of the files.
+
+TensorFlow knows who writes by a file `images_0.lockfile`, which is there until the first epoch has ended. A task that is killed
+before leaves it, and would get that error whenever it is started again.
 """
 
+import contextlib
+import glob
+import logging
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,14 +20,18 @@ import tensorflow as tf
 
 from tfdist.strategies.private_api import patches
 
+_UNFINISHED = re.compile(r"_\d+\.(lockfile|.*\.tempstate\d+)")
+"""What the files of a cache that is being written have after its name."""
+
 _task = ""
+_log = logging.getLogger("tfdist")
 
 
 def install(task: str) -> None:
-    """Gives the caches of datasets that are made from now on names of their own.
+    """Looks after the caches of datasets that are made from now on.
 
     Args:
-        task: what is added to a name, such as `worker-1`.
+        task: what is added to their names, such as `worker-1`; "" for nothing.
     """
     global _task
     _task = task
@@ -28,8 +39,30 @@ def install(task: str) -> None:
 
 
 def _cache(original: Callable[..., Any], dataset: Any, filename: Any = "", name: Any = None) -> Any:
-    is_tensor = isinstance(filename, tf.Tensor)
-    if not _task or (not is_tensor and not filename):
-        return original(dataset, filename, name)
-    own = tf.strings.join([filename, _task], ".") if is_tensor else f"{os.fsdecode(filename)}.{_task}"
-    return original(dataset, own, name)
+    if isinstance(filename, tf.Tensor):
+        return original(dataset, tf.strings.join([filename, _task], ".") if _task else filename, name)
+    if filename:
+        filename = os.fsdecode(filename) + (f".{_task}" if _task else "")
+        with contextlib.suppress(OSError):  # Another process has removed them, or this one may not.
+            _remove_unfinished(filename)
+    return original(dataset, filename, name)
+
+
+def _remove_unfinished(cache: str) -> None:
+    """Removes what was written of a cache by a process of this user that has ended."""
+    found = [each for each in glob.glob(f"{glob.escape(cache)}_*") if _UNFINISHED.fullmatch(each.removeprefix(cache))]
+    if not found or any(os.stat(each).st_uid != os.geteuid() for each in found) or _are_open(found):
+        return
+    for each in found:
+        os.remove(each)
+    _log.warning("the cache %s was not complete when the process that wrote it has ended: it is written anew", cache)
+
+
+def _are_open(paths: list[str]) -> bool:
+    """Returns whether a process of this machine has one of these files open; True where that cannot be known."""
+    wanted = {os.path.realpath(path) for path in paths}
+    for link in glob.iglob("/proc/[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(link) in wanted:
+                return True
+    return not os.path.exists("/proc/self/fd")

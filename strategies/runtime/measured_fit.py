@@ -39,6 +39,7 @@ _LEFT_OUT = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TensorBoard,
     keras.callbacks.TerminateOnNaN,
+    *([keras.callbacks.OrbaxCheckpoint] if hasattr(keras.callbacks, "OrbaxCheckpoint") else []),  # Since Keras 3.13.
 )
 
 

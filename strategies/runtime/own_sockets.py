@@ -32,7 +32,9 @@ def own_sockets() -> Iterator[socket.socket]:
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             if os.readlink(f"{_DESCRIPTORS}/{descriptor}").startswith("socket:"):
+                is_blocking = os.get_blocking(descriptor)
                 with socket.socket(fileno=os.dup(descriptor)) as found:
+                    os.set_blocking(descriptor, is_blocking)  # A program's `socket.setdefaulttimeout` has changed it for both.
                     yield found
 
 

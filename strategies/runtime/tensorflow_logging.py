@@ -11,9 +11,7 @@ def quiet_tensorflow() -> None:
     tensorflow_logger = logging.getLogger("tensorflow")
     tensorflow_logger.setLevel(logging.ERROR)
     tensorflow_logger.addFilter(_is_not_raised)
-    absl_logger = logging.getLogger("absl")  # Parts of TensorFlow log there, and so may the user's program.
-    if _is_not_from_tensorflow not in absl_logger.filters:
-        absl_logger.addFilter(_is_not_from_tensorflow)
+    logging.getLogger("absl").addFilter(_is_not_from_tensorflow)  # Parts of TensorFlow log there, as the program may.
 
 
 def _is_not_from_tensorflow(record: logging.LogRecord) -> bool:

@@ -28,9 +28,11 @@ class KillAt(keras.callbacks.Callback):
             raise Killed
 
 
-def run(monkeypatch, folder, program, *arguments, frequency="epoch"):
-    """Runs a function as a new process; returns what it returns, None if it was killed."""
-    monkeypatch.setenv(FOLDER, str(folder))
+def run(monkeypatch, path, program, *arguments, folder="backup", frequency="epoch"):
+    """Runs a function as a new process, with its backup in a folder at `path`; returns what it returns, None if it was killed."""
+    monkeypatch.setattr(job_backup, "_backups", None)
+    monkeypatch.setattr(job_backup, "at_program_end", lambda function: None)  # That of this process is the end of no program.
+    monkeypatch.setenv(FOLDER, str(path / folder))
     monkeypatch.setenv(FREQUENCY, str(frequency))
     data_position.install()
     job_backup.install(tf.distribute.get_strategy())
@@ -42,10 +44,5 @@ def run(monkeypatch, folder, program, *arguments, frequency="epoch"):
             file.wait()
         return None
     job_backup._backups.end(failed=False)
-    assert not folder.exists(), f"{folder} still exists"
+    assert not (path / folder).exists(), f"{path / folder} still exists"
     return result
-
-
-def end():
-    """Ends the backups: no later test of this process has any."""
-    job_backup._backups.strategies.clear()

@@ -1,5 +1,8 @@
 """Fixtures of the tests of backups."""
 
+import functools
+
+import backup_processes
 import pytest
 
 from tfdist.strategies.checkpoint import data_position
@@ -13,3 +16,9 @@ def position(monkeypatch):
     found = DataPosition()
     monkeypatch.setattr(data_position, "_positions", [found])
     return found
+
+
+@pytest.fixture
+def process(tmp_path, monkeypatch):
+    """`process(program, *arguments, folder="backup", frequency="epoch")`: see `backup_processes.run`."""
+    return functools.partial(backup_processes.run, monkeypatch, tmp_path)

@@ -53,14 +53,15 @@ def test_a_piece_travels_as_a_step_does_so_that_a_task_that_is_lost_or_makes_ano
 
 @pytest.mark.parametrize("size", [0, 1, 9, 10, 11, 30, 37])
 def test_files_arrive_whole_in_pieces_of_bounded_size(tmp_path, monkeypatch, send, size):
+    monkeypatch.setattr(backup, "PIECE_BYTES", 10)
     content = bytes(range(size))
     (tmp_path / "a").write_bytes(content)
     (tmp_path / "c").write_bytes(b"c")
     sources = [str(tmp_path / name) for name in "abc"]
     targets = [str(tmp_path / f"copy-{name}") for name in "abc"]
-    Broadcast(tf.distribute.get_strategy(), piece_bytes=10).send_files(sources, targets)
+    Broadcast(tf.distribute.get_strategy()).send_files(sources, targets)
     monkeypatch.setattr(backup, "is_chief", lambda: False)
-    Broadcast(tf.distribute.get_strategy(), piece_bytes=10).send_files(["no", "no", "no"], targets)
+    Broadcast(tf.distribute.get_strategy()).send_files(["no", "no", "no"], targets)
     assert (tmp_path / "copy-a").read_bytes() == content and (tmp_path / "copy-c").read_bytes() == b"c"
     assert not (tmp_path / "copy-b").exists()
     assert send == [24, *[10] * (size // 10), *([size % 10] if size % 10 else []), 1]

@@ -3,7 +3,6 @@
 The processes run here one after the other, with an exception in place of the kill.
 """
 
-import backup_processes
 import keras
 import numpy as np
 import pytest
@@ -13,13 +12,6 @@ pytestmark = pytest.mark.slow
 
 X = np.random.default_rng(1).random((32, 3), "float32")
 Y = X.sum(axis=1, keepdims=True)
-
-
-@pytest.fixture
-def process(tmp_path, monkeypatch):
-    """`process(program, ...)`: runs a function as a new process; returns what it returns, None if it was killed."""
-    yield lambda program, *arguments: backup_processes.run(monkeypatch, tmp_path / "backup", program, *arguments)
-    backup_processes.end()
 
 
 def compiled(loss="mse"):
@@ -129,3 +121,19 @@ def test_numbers_that_a_layer_draws_without_a_seed_and_an_optimizer_with_one_con
     whole = process(of_drawn_numbers, 9, *kind)
     assert process(of_drawn_numbers, 2, *kind) is None
     assert process(of_drawn_numbers, 9, *kind) == whole
+
+
+def test_a_program_may_change_the_history_of_a_fit_that_is_passed_over(process):
+    def program(killed_at=99):
+        model = compiled()
+        histories = [model.fit(X, Y, epochs=2, verbose=0).history]
+        weights = weights_of(model)
+        for epochs in (2, 4):
+            histories.append(model.fit(X, Y, epochs=epochs, verbose=0, callbacks=[KillAt(killed_at)]).history)
+            histories[0]["loss"] += histories[-1]["loss"]
+        return histories, weights, weights_of(model)
+
+    whole = process(program)
+    for killed_at in (2, 3):
+        assert process(lambda killed_at=killed_at: program(killed_at)) is None
+    assert process(program) == whole

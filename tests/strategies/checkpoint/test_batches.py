@@ -12,20 +12,15 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from backup_processes import Killed
 
-from tfdist.strategies.checkpoint import data_position, job_backup
 from tfdist.strategies.checkpoint.batches import Batches
-from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
 from tfdist.strategies.private_api import TFEpochIterator
 
 pytestmark = pytest.mark.slow
 
 X = np.ones((48, 1), "float32")
 Y = 2.0 ** (np.arange(48, dtype="float32")[:, None] % 12)
-
-
-class Killed(Exception):
-    pass
 
 
 class KillAt(keras.callbacks.Callback):
@@ -112,25 +107,18 @@ DATA = {
 
 
 @pytest.fixture
-def train(tmp_path, monkeypatch):
+def train(process):
     """`train(data, killed_at, callbacks)`: runs a program as a new process; returns its `History`, None if it was killed."""
 
-    def run(data, killed_at=None, callbacks=()):
-        monkeypatch.setenv(FOLDER, str(tmp_path / "backup"))
-        monkeypatch.setenv(FREQUENCY, str(killed_at or "epoch"))
-        data_position.install()
-        job_backup.install(tf.distribute.get_strategy())
-        keras.utils.set_random_seed(5)
+    def program(data, killed_at, callbacks):
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)], name="net")
         model.compile("sgd", "mse", metrics=[Targets(name="targets")])
-        try:
-            return model.fit(**data, epochs=3, verbose=0, callbacks=[*callbacks, KillAt(killed_at)]).history["targets"]
-        except Killed:
-            job_backup._backups._files[0].wait()
-            return None
+        return model.fit(**data, epochs=3, verbose=0, callbacks=[*callbacks, KillAt(killed_at)]).history["targets"]
 
-    yield run
-    job_backup._backups.strategies.clear()  # No later test of this process has backups.
+    def run(data, killed_at=None, callbacks=()):
+        return process(program, data, killed_at, callbacks, frequency=killed_at or "epoch")
+
+    return run
 
 
 @pytest.mark.parametrize(

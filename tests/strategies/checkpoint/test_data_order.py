@@ -44,6 +44,7 @@ DATA = {
     "of two lengths": of_two_lengths,
     "cached after a shuffle": lambda: tf.data.Dataset.range(12).shuffle(12).batch(2).cache(),
     "cached, of unknown length": lambda: tf.data.Dataset.range(12).shuffle(12).filter(lambda n: n < 99).batch(2).cache(),
+    "repeated after a shuffle": lambda: tf.data.Dataset.range(4).shuffle(4).repeat(3).batch(2),
     "shuffled twice": lambda: of_two_lengths().cache().shuffle(3),
 }
 

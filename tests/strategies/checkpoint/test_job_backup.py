@@ -14,21 +14,17 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from backup_processes import Killed
 from support_paths import PROGRAMS
 
 from tfdist.errors import ClusterError
-from tfdist.strategies.checkpoint import callback_states, data_position, generations, job_backup, memory_file, strategy_state
+from tfdist.strategies.checkpoint import callback_states, generations, memory_file, strategy_state
 from tfdist.strategies.checkpoint.backup_file import Arrays, BackupFile, Progress
-from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
 from tfdist.strategies.checkpoint.fit_start import FitStart
 from tfdist.strategies.checkpoint.model_backup import ModelBackup
 
 X = np.random.default_rng(1).random((50, 3), "float32")
 Y = X.sum(axis=1, keepdims=True)
-
-
-class Killed(Exception):
-    pass
 
 
 class Kill(keras.callbacks.Callback):
@@ -88,31 +84,18 @@ DATA = {
 
 
 @pytest.fixture
-def program(tmp_path, monkeypatch):
+def program(process, tmp_path, monkeypatch):
     """`program(folder, frequency, data, killed_after)`: a process that trains; returns what it has, None if it was killed."""
 
-    def run(folder, frequency, data, killed_after=0, epochs=5, steps_per_execution=1, callbacks=()):
-        monkeypatch.setenv(FOLDER, str(tmp_path / folder))
-        monkeypatch.setenv(FREQUENCY, str(frequency))
-        data_position.install()
-        job_backup.install(tf.distribute.get_strategy())
-        monkeypatch.chdir(tmp_path)
-        keras.utils.set_random_seed(5)
+    def train(folder, data, killed_after, epochs=5, steps_per_execution=1, callbacks=()):
         hidden = [keras.layers.Dense(4), keras.layers.Dropout(0.2), Noise()]
         model = keras.Sequential([keras.Input((3,)), *hidden, keras.layers.Dense(1)])
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], steps_per_execution=steps_per_execution)
         early = keras.callbacks.EarlyStopping("loss", patience=50, restore_best_weights=True)
         fall = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.9 * rate)
         callbacks = [keras.callbacks.CSVLogger(f"{folder}.csv"), early, fall, *callbacks, Kill(killed_after)]
-        try:
-            history = model.fit(epochs=epochs, verbose=0, callbacks=callbacks, **data())
-            again = model.fit(X, Y, epochs=2, verbose=0, callbacks=[callbacks[-1]])
-        except Killed:
-            for file in job_backup._backups._files:
-                file.wait()
-            return None
-        job_backup._backups.end(failed=False)
-        assert not (tmp_path / folder).exists()
+        history = model.fit(epochs=epochs, verbose=0, callbacks=callbacks, **data())
+        again = model.fit(X, Y, epochs=2, verbose=0, callbacks=[callbacks[-1]])
         return {
             "epochs": [history.epoch, again.epoch],
             "history": [history.history, again.history],
@@ -122,8 +105,11 @@ def program(tmp_path, monkeypatch):
             "csv": (tmp_path / f"{folder}.csv").read_text(),
         }
 
-    yield run
-    job_backup._backups.strategies.clear()  # No later test of this process has backups.
+    def run(folder, frequency, data, killed_after=0, **options):
+        monkeypatch.chdir(tmp_path)
+        return process(lambda: train(folder, data, killed_after, **options), folder=folder, frequency=frequency)
+
+    return run
 
 
 @pytest.mark.cluster
@@ -199,7 +185,7 @@ def test_a_damaged_backup_gives_way_to_the_one_before_it_and_two_damaged_ones_to
     data = DATA["arrays"]
     whole = program("whole", 3, data)
     assert program("interrupted", 3, data, killed_after=19) is None
-    latest, earlier = (tmp_path / "interrupted" / f"model-1.{name}weights.h5" for name in ("", "earlier."))
+    latest, earlier = (tmp_path / "interrupted" / f"tfdist-model-1.{name}weights.h5" for name in ("", "earlier."))
     content = latest.read_bytes()
     latest.write_bytes(content[:5000] + b"\0\xff" + content[5002:])
     assert program("interrupted", 3, data, killed_after=1) is None
@@ -289,8 +275,8 @@ def test_a_history_of_a_class_of_the_users_own_is_saved(tmp_path):
     assert isinstance(history, Losses)
     backup.begin(FitStart(1, 0))
     backup.end(model, history)
-    assert backup.wait()
-    assert backup._file.progress().finished_fits[0][:2] == [[0], history.history]
+    assert backup.file.wait()
+    assert backup.file.progress().finished_fits[0][:2] == [[0], history.history]
 
 
 @pytest.mark.parametrize("is_exact", [True, False])
@@ -301,15 +287,15 @@ def test_a_backup_of_another_optimizer_is_refused_although_its_variables_have_th
         model.compile(optimizer, "mse")
         model.optimizer.build(model.trainable_variables)
     backup._save(models[0], 1, 0, None)
-    assert backup.wait()
-    backup._file.load(models[0], is_exact=is_exact)
+    assert backup.file.wait()
+    backup.file.load(models[0], is_exact=is_exact)
     if is_exact:
         with pytest.raises(
             ClusterError, match=r"model-1\S+ is not of this model \(it was trained with SGD and has Adagrad\); name another"
         ):
-            backup._file.load(models[1])
+            backup.file.load(models[1])
     else:  # The weights of a call of `fit` that is over, which only the program reads.
-        backup._file.load(models[1], is_exact=False)
+        backup.file.load(models[1], is_exact=False)
 
 
 @pytest.mark.cluster

@@ -5,7 +5,6 @@ The processes run here one after the other, with an exception in place of the ki
 
 import json
 
-import backup_processes
 import h5py
 import keras
 import numpy as np
@@ -15,6 +14,7 @@ from backup_processes import KillAt
 
 from tfdist.errors import ClusterError
 from tfdist.strategies.checkpoint import generations, job_backup
+from tfdist.strategies.checkpoint.environment import FOLDER
 
 pytestmark = pytest.mark.slow
 
@@ -64,14 +64,6 @@ def dense(*units):
     return lambda: keras.Sequential([keras.layers.Dense(each) for each in units], name="net")
 
 
-@pytest.fixture
-def process(tmp_path, monkeypatch):
-    """`process(program)`: runs a function as a new process; returns what it returns, None if it was killed."""
-
-    yield lambda program: backup_processes.run(monkeypatch, tmp_path / "backup", program)
-    backup_processes.end()
-
-
 @pytest.mark.parametrize("ema", [False, True])
 def test_an_optimizer_that_updates_a_part_of_a_model_that_is_not_built_continues(process, ema):
     def adam():
@@ -109,6 +101,54 @@ def test_a_model_without_call_continues(process):
     assert process(lambda: program(1)) is None
     assert process(program) == whole
     assert whole[4] == 3  # Updates: one for each epoch.
+
+
+class Autoencoder(keras.Model):
+    """Its `train_step` takes no targets."""
+
+    def __init__(self):
+        super().__init__(name="autoencoder")
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - x) ** 2)
+        variables = self.dense.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+class AutoencoderWithoutCall(Autoencoder):
+    """As that of Keras' guide."""
+
+    call = keras.Model.call
+
+    def __init__(self):
+        super().__init__()
+        self.dense.build((None, 3))
+
+    def __call__(self, x):
+        return self.dense(x)
+
+
+@pytest.mark.parametrize(
+    "make, targets, loss",
+    [(Autoencoder, None, None), (AutoencoderWithoutCall, None, None), (Autoencoder, X[:, :2], "categorical_crossentropy")],
+)
+def test_a_model_whose_own_step_gets_no_targets_or_others_than_its_loss_takes_continues(process, make, targets, loss):
+    def program(killed_at=99):
+        model = make()
+        model.compile(keras.optimizers.Adam(0.01), loss)
+        model.fit(X, targets, epochs=3, verbose=0, callbacks=[KillAt(killed_at)])
+        return states(model)
+
+    whole = process(program)
+    assert process(lambda: program(1)) is None
+    assert process(program) == whole
 
 
 ADAM = keras.optimizers.Adam
@@ -162,14 +202,14 @@ def test_the_backup_before_the_latest_is_used_if_the_latest_is_gone(process, tmp
     program = trained(dense(1), ADAM)
     whole = process(program)
     assert process(trained(dense(1), ADAM, killed_at=2)) is None
-    (tmp_path / "backup" / "model-1.weights.h5").unlink()
+    (tmp_path / "backup" / "tfdist-model-1.weights.h5").unlink()
     assert process(program) == whole
     assert "continues after 1 epochs" in caplog.text
 
 
 def test_a_backup_of_another_version_is_refused(process, tmp_path):
     assert process(trained(dense(1), ADAM, killed_at=2)) is None
-    path = tmp_path / "backup" / "model-1.weights.h5"
+    path = tmp_path / "backup" / "tfdist-model-1.weights.h5"
     path.write_bytes(path.read_bytes()[: -generations._SEAL_BYTES])
     with h5py.File(path, "a") as file:
         values = {**json.loads(file["tfdist_progress"][()]), "later": 1}
@@ -181,8 +221,13 @@ def test_a_backup_of_another_version_is_refused(process, tmp_path):
 
 def test_other_files_of_the_program_in_the_folder_stay(tmp_path):
     backups = job_backup._Backups(tf.distribute.get_strategy(), str(tmp_path), None)
-    own = {"model-best.weights.h5", "model-1.best.weights.h5", "model-2.weights.h5.old"}
-    for name in (*own, "model-1.weights.h5", "model-1.earlier.weights.h5", "model-1.fit-12.weights.h5"):
+    own = {
+        "model-1.weights.h5",
+        "tfdist-model-best.weights.h5",
+        "tfdist-model-1.best.weights.h5",
+        "tfdist-model-2.weights.h5.old",
+    }
+    for name in (*own, *(f"tfdist-model-1.{each}weights.h5" for each in ("", "earlier.", "fit-12."))):
         (tmp_path / name).touch()
     backups.end(failed=False)
     assert {path.name for path in tmp_path.iterdir()} == own
@@ -201,6 +246,25 @@ def of_two_strategies(killed_at):
     note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch))
     second.fit(X, Y, epochs=4, verbose=0, callbacks=[note, KillAt(killed_at)])
     return begun
+
+
+def test_a_notebook_that_names_the_folder_again_trains_again(process, monkeypatch):
+    """Who runs a cell once more has no earlier process."""
+
+    def program(killed_at=99):
+        epochs = []
+        for _ in range(2):
+            monkeypatch.setenv(FOLDER, job_backup._backups.folder)
+            job_backup.install(tf.distribute.get_strategy())
+            model = dense(1)()
+            model.compile("sgd", "mse")
+            epochs.append(model.fit(X, Y, epochs=3, verbose=0, callbacks=[KillAt(killed_at if epochs else 99)]).epoch)
+            epochs.append(int(model.optimizer.iterations))
+        return epochs
+
+    assert process(program) == [[0, 1, 2], 3] * 2
+    assert process(lambda: program(killed_at=1)) is None
+    assert process(program) == [[0, 1, 2], 3] * 2
 
 
 def test_models_of_each_strategy_of_a_program_have_backups(process):

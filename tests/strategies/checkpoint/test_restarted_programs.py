@@ -10,7 +10,6 @@ import signal
 import weakref
 from types import SimpleNamespace
 
-import backup_processes
 import h5py
 import keras
 import numpy as np
@@ -34,7 +33,7 @@ class AtEnd(keras.callbacks.Callback):
         self.seen = seen
 
     def on_train_end(self, logs=None):
-        self.seen += [logs, values(self.model)]
+        self.seen += [logs, values(self.model), self.model.history.history]
 
 
 def values(model):
@@ -45,17 +44,6 @@ def dense(optimizer="sgd"):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.2), keras.layers.Dense(1)], name="net")
     model.compile(optimizer, "mse")
     return model
-
-
-@pytest.fixture
-def process(tmp_path, monkeypatch):
-    """`process(program, folder)`: runs a function as a new process; returns what it returns, None if it was killed."""
-
-    def run(program, folder="backup", frequency="epoch"):
-        return backup_processes.run(monkeypatch, tmp_path / folder, program, frequency=frequency)
-
-    yield run
-    backup_processes.end()
 
 
 def phases(seen, killed_at=99):
@@ -75,7 +63,7 @@ def test_a_fit_that_is_passed_over_gives_the_model_the_weights_of_its_end(proces
     end = process(lambda: phases(whole))
     assert process(lambda: phases(first, killed_at=2)) is None
     names = ("", "earlier.", "fit-1.", "fit-2.")
-    assert {path.name for path in (tmp_path / "backup").iterdir()} == {f"model-1.{name}weights.h5" for name in names}
+    assert {path.name for path in (tmp_path / "backup").iterdir()} == {f"tfdist-model-1.{name}weights.h5" for name in names}
     assert process(lambda: phases(again)) == end
     assert first == whole[: len(first)] and again == whole
 
@@ -86,12 +74,12 @@ def test_weights_that_are_not_kept_or_belong_to_another_training_are_named(proce
     whole, again = [], []
     end = process(lambda: phases(whole))
     assert process(lambda: phases([], killed_at=2)) is None
-    ends = [tmp_path / "backup" / f"model-1.fit-{number}.weights.h5" for number in (1, 2)]
+    ends = [tmp_path / "backup" / f"tfdist-model-1.fit-{number}.weights.h5" for number in (1, 2)]
     assert [path.exists() for path in ends] == [False, True]
     ends[0].write_bytes(ends[1].read_bytes())
     assert process(lambda: phases(again)) == end
     assert "has no weights of net" in caplog.text and caplog.text.count("at the end of fit") == 1
-    assert again[1] != whole[1] and again[4] == whole[4]
+    assert again[1] != whole[1] and again[5] == whole[5]
 
 
 class Raise(keras.callbacks.Callback):
@@ -206,6 +194,25 @@ def test_validations_of_a_part_of_a_shuffled_dataset_continue_with_the_next_part
         assert len(set(whole[0]["val_loss"])) == len(whole[0]["val_loss"])
 
 
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("killed_in", [0, 1])
+def test_training_and_validation_data_that_are_cut_from_one_shuffled_dataset_continue_together(process, killed_in, cached):
+    """Each has another part of it in each epoch, or the validation always that of the first."""
+
+    def program(killed_at=99):
+        data, model, histories = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(64), dense(), []
+        training, validation = data.take(48).batch(8), data.skip(48).batch(8)
+        arguments = {"validation_data": validation.cache() if cached else validation, "epochs": 4, "verbose": 0}
+        for call in range(2):
+            kill = KillAt(killed_at if call == killed_in else 99)
+            histories.append(model.fit(training, validation_freq=call + 1, callbacks=[kill], **arguments).history)
+        return histories, values(model)
+
+    whole = process(program)
+    assert process(lambda: program(killed_at=2)) is None
+    assert process(program) == whole
+
+
 def test_a_model_that_nobody_needs_is_not_kept(process):
     def program():
         model = dense()
@@ -284,7 +291,7 @@ def test_sigterm_in_the_last_step_of_an_epoch_saves_its_end_and_needs_no_launche
     assert code == 128 + signal.SIGTERM, job.output
     assert "tfdist: SIGTERM: the backup is saved, and the program ends" in job.output
     assert "epoch 1 step 5" in job.output
-    with h5py.File(tmp_path / "backup" / "model-1.weights.h5") as file:
+    with h5py.File(tmp_path / "backup" / "tfdist-model-1.weights.h5") as file:
         assert b'"epoch": 2, "batch": 0' in file["tfdist_progress"][()]
     code, job = run(3)
     assert code == 128 + signal.SIGTERM, job.output

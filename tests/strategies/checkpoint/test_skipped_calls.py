@@ -3,7 +3,6 @@
 The processes run here one after the other, with an exception in place of the kill.
 """
 
-import backup_processes
 import keras
 import numpy as np
 import pytest
@@ -27,14 +26,6 @@ def dense(rate=0.1):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, name="base"), keras.layers.Dense(1, name="head")])
     model.compile(keras.optimizers.SGD(rate), "mse")
     return model
-
-
-@pytest.fixture
-def process(tmp_path, monkeypatch):
-    """`process(program)`: runs a function as a new process; returns what it returns, None if it was killed."""
-
-    yield lambda program, *arguments: backup_processes.run(monkeypatch, tmp_path / "backup", program, *arguments)
-    backup_processes.end()
 
 
 def folds(results, killed_in, killed_at, skips=True):

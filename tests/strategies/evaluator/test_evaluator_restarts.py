@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.cluster import Task
+from tfdist.strategies.checkpoint import data_position
 from tfdist.strategies.evaluator import checkpoint_evaluator, chief_callback
 from tfdist.strategies.evaluator.folder import EvaluationFolder
 from tfdist.strategies.evaluator.progress import Progress, Training
@@ -139,6 +140,21 @@ def test_weights_that_the_chief_could_not_write_for_a_full_disk_are_an_error_tha
         evaluate(tmp_path, ends)
     assert "evaluator:0: the chief could not write it (OSError: [Errno 28] No space left" in caplog.text
     assert "the checkpoint after epoch 1, 2" in caplog.text and "deleted" not in caplog.text
+
+
+def test_a_fit_in_a_callback_of_another_is_not_counted_because_the_evaluator_does_not_make_it(tmp_path, ends, monkeypatch):
+    """As of a probe that is trained on the features of the model after each epoch."""
+    data_position.install()
+    monkeypatch.setattr(chief_callback, "_writer", chief_callback._Writer(EvaluationFolder(tmp_path), expected=True))
+    monkeypatch.setattr(chief_callback, "_strategies", [tf.distribute.get_strategy()])
+
+    def fit(model, **arguments):
+        return chief_callback._fit(keras.Model.fit, model, X, Y, verbose=0, **arguments)
+
+    probe = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: fit(model_of(1.0)))
+    fit(model_of(2.0), epochs=2, callbacks=[probe])
+    assert EvaluationFolder(tmp_path).fit(1)["ended"] and EvaluationFolder(tmp_path).fit(2) is None
+    ends.pop()(False)
 
 
 def test_a_fit_that_is_passed_over_after_a_restart_leaves_the_final_weights_as_they_are(tmp_path, ends, monkeypatch):

@@ -243,6 +243,8 @@ def test_outputs_are_cut_only_for_a_shard_without_examples():
     for examples, rows in ((3, [12, 3, None, 3]), (0, [0, 0, None, 0])):
         cut = none_without_examples(outputs, tf.constant(examples))
         assert [value.shape[0] if value.shape.rank else None for value in cut] == rows
+        cut_unknown = tf.function(none_without_examples, input_signature=[tf.TensorSpec(None), tf.TensorSpec([], tf.int32)])
+        assert len(cut_unknown(tf.ones([12, 2]), examples)) == rows[0]
 
 
 def test_outputs_of_several_batches_are_concatenated_and_numbers_stacked():

@@ -1,4 +1,4 @@
-"""Caches of datasets on disk under the names of their tasks."""
+"""Caches of datasets on disk: under the names of their tasks, and written anew after a kill."""
 
 import pytest
 import tensorflow as tf
@@ -27,3 +27,32 @@ def test_caches_in_memory_stay_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert [int(number) for number in tf.data.Dataset.range(3).cache()] == [0, 1, 2]
     assert list(tmp_path.iterdir()) == []
+
+
+PROGRAM = """
+import os, signal, sys
+import tensorflow as tf
+from tfdist.strategies.inputs import cache_files
+cache_files.install("")
+numbers = tf.data.Dataset.range(5).cache("numbers")
+for number in numbers:
+    if number == 2 and sys.argv[1:]:
+        os.kill(os.getpid(), signal.SIGKILL)
+assert list(numbers.as_numpy_iterator()) == [0, 1, 2, 3, 4]
+"""
+
+
+def test_a_cache_that_a_killed_process_has_not_completed_is_written_anew(run_python, tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    assert run_python(tmp_path, "program.py", "killed", timeout=60) == -9
+    assert (tmp_path / "numbers_0.lockfile").exists()
+    assert run_python(tmp_path, "program.py", timeout=60) == 0, (tmp_path / "output.txt").read_text()
+    assert sorted(path.name for path in tmp_path.glob("numbers*")) == ["numbers.data-00000-of-00001", "numbers.index"]
+    assert run_python(tmp_path, "program.py", timeout=60) == 0
+
+
+def test_a_cache_that_another_process_writes_is_left_to_it(tmp_path):
+    writing = iter(tf.data.Dataset.range(3).cache(str(tmp_path / "numbers")))
+    next(writing)
+    tf.data.Dataset.range(3).cache(str(tmp_path / "numbers"))
+    assert [int(number) for number in writing] == [1, 2]

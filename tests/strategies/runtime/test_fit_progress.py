@@ -182,17 +182,6 @@ def test_where_a_save_takes_all_tasks_they_save_after_the_same_step():
     assert sorted(saved) == [(0, 3), (1, 3)]
 
 
-def test_other_callbacks_can_save_too():
-    saved = []
-    backup = SimpleNamespace(save_on_signal=saved.append)
-    saver = SaveOnSignal([keras.callbacks.History(), backup], saves=True)
-    saver.on_train_begin()
-    os.kill(os.getpid(), signal.SIGUSR1)
-    saver.on_train_batch_end(4)
-    saver.release()
-    assert saved == [4]
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 @pytest.mark.parametrize("is_last_epoch", [False, True])
 def test_a_signal_in_the_last_step_of_an_epoch_is_heeded_when_its_end_is_saved(capsys, number, is_last_epoch):

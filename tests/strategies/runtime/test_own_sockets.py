@@ -1,5 +1,6 @@
 """Connections that others make to a task outlive a cut of their link."""
 
+import os
 import platform
 import re
 import socket
@@ -36,3 +37,18 @@ def test_connections_between_tasks_are_kept_for_longer_and_no_others():
         if tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= (6, 15):
             time.sleep(0.05)  # It is set just after the other.
             assert limits(TCP_RTO_MAX_MS) == [[REPEAT_MILLISECONDS] * 2, [120_000] * 2]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the sockets of a process")
+def test_sockets_of_the_program_stay_blocking_although_it_has_set_a_default_timeout():
+    """As before a download. Other libraries have sockets, too, and so do pipes of multiprocessing."""
+    before = socket.getdefaulttimeout()
+    both = socket.socketpair()
+    try:
+        socket.setdefaulttimeout(5.0)
+        assert len(list(own_sockets())) >= 2
+        assert [os.get_blocking(each.fileno()) for each in both] == [True, True]
+    finally:
+        socket.setdefaulttimeout(before)
+        for each in both:
+            each.close()

@@ -115,9 +115,10 @@ def test_a_signal_that_came_too_late_for_a_backup_of_keras_does_what_it_does_wit
 
 
 def test_a_backup_that_cannot_be_written_is_not_called_saved(of, capsys):
-    saver = of(Backup(is_written=False))
+    backup = Backup(is_written=False)
+    saver = of(backup)
     arrives()
-    assert ends(saver.on_train_batch_end, 3)
+    assert ends(saver.on_train_batch_end, 3) and backup.saved == 1
     assert "SIGTERM: the backup could not be saved, and the program ends" in capsys.readouterr().out
 
 
