@@ -35,6 +35,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tfdist.errors import UnsupportedVersionError
@@ -77,6 +78,16 @@ OWNER_GONE = -1
 """In place of a descriptor that can be read."""
 
 
+@dataclass
+class _Process:
+    """What is known of a process of a task, until it has ended."""
+
+    task: str
+    hold: mmap.mmap | None = None  # Memory shared with one that holds SIGTERM back: a byte, 1 at its end.
+    is_asked: bool = False  # It got SIGTERM.
+    is_killed: bool = False  # For the owner.
+
+
 class ForkServer:
     """The loop of the fork server: forks tasks, forwards signals to them, and reports their exits."""
 
@@ -89,11 +100,8 @@ class ForkServer:
         self._longest_stop = longest_stop
         self._stopped_seconds = 0.0
         self._looked_at = time.monotonic()
-        self._running: dict[int, str] = {}  # pid -> task name
+        self._running: dict[int, _Process] = {}  # By process id.
         self._groups: dict[str, int] = {}  # Task name -> the process group of its latest process.
-        self._killed: set[int] = set()  # Processes that were killed for the owner.
-        self._asked: set[int] = set()  # Processes that got SIGTERM.
-        self._holds: dict[int, mmap.mmap] = {}  # Memory shared with each process that holds SIGTERM back: a byte, 1 at its end.
         self._everybody = mmap.mmap(-1, 1)  # Shared with all tasks: 1 after a SIGTERM to this process, as for all of a job.
         self._memory_kills = memory_kills.count()
         self._handlers = handlers  # Of tasks, for signals that this process ignores from its start.
@@ -185,9 +193,7 @@ class ForkServer:
             pid = -1
         if pid:
             if pid > 0:
-                self._running[pid] = name
-                if hold is not None:
-                    self._holds[pid] = hold
+                self._running[pid] = _Process(name, hold)
                 self._groups[name] = pid
                 self._report({"started": name, "pid": pid})
             for descriptor in descriptors:
@@ -220,20 +226,19 @@ class ForkServer:
     def _reap(self) -> None:
         asked = set()
         for pid, status in _changes():
+            process = self._running.get(pid)
+            if process is None:
+                continue  # A task has left it behind.
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
-                if pid in self._running:
-                    number = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else None
-                    self._report({"stopped": self._running[pid], "pid": pid, "signal": number})
+                number = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else None
+                self._report({"stopped": process.task, "pid": pid, "signal": number})
                 continue
-            if pid in self._asked:
-                self._asked.remove(pid)
+            del self._running[pid]
+            if process.is_asked:
                 asked.add(pid)
-            self._holds.pop(pid, None)
-            name = self._running.pop(pid, None)  # None: a process that a task left behind.
-            if name is not None:
-                code = os.waitstatus_to_exitcode(status)
-                note = self._why_killed(pid) if code == -signal.SIGKILL and pid not in self._killed else ""
-                self._report({"exited": name, "code": code, "time": time.time(), "note": note})
+            code = os.waitstatus_to_exitcode(status)
+            note = self._why_killed(pid) if code == -signal.SIGKILL and not process.is_killed else ""
+            self._report({"exited": process.task, "code": code, "time": time.time(), "note": note})
         _signal_rest(asked, signal.SIGTERM)
 
     def _why_killed(self, pid: int) -> str:
@@ -246,8 +251,8 @@ class ForkServer:
         _signal_rest({group} if group is not None else set(), signal.SIGKILL)
 
     def _signal(self, names: list[str], number: int) -> None:
-        for pid, name in self._running.items():
-            if name in names:
+        for pid, process in self._running.items():
+            if process.task in names:
                 self._signal_task(pid, number)
 
     def _signal_task(self, pid: int, number: int) -> None:
@@ -255,13 +260,14 @@ class ForkServer:
 
         The next step may need the processes that read its data. They get SIGTERM when the task has ended.
         """
-        is_request = number == signal.SIGTERM and pid not in self._asked
+        process = self._running[pid]
+        is_request = number == signal.SIGTERM and not process.is_asked
         if number == signal.SIGTERM:
-            self._asked.add(pid)
-            if pid in self._holds:
-                self._holds[pid][0] = 1
+            process.is_asked = True
+            if process.hold is not None:
+                process.hold[0] = 1
         elif number == signal.SIGKILL:
-            self._killed.add(pid)
+            process.is_killed = True
         if is_request or number in FOR_THE_PROGRAM:
             kill_process(pid, number)
         else:
