@@ -1,7 +1,9 @@
 """The output of tasks: how it is split into lines, shown on the terminal and written to files."""
 
+import fcntl
 import io
 import os
+import resource
 
 import pytest
 
@@ -138,6 +140,24 @@ def test_a_pseudo_terminal_has_at_most_as_many_columns_as_one_may_have(monkeypat
     assert os.get_terminal_size(pipe.write_end).columns == 65535
     pipe.started()
     assert list(pipe.close()) == []
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_rest_of_the_output_is_read_also_where_a_launcher_has_more_than_1024_open_files(is_terminal):
+    """As one with some hundred tasks: `select` refuses such descriptors."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] <= 1100:
+        pytest.skip("this user may not open so many files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 1200), limits[1]))
+    try:
+        pipe = Pipe("ps:1", is_terminal)
+        low, pipe._read_end = pipe._read_end, fcntl.fcntl(pipe._read_end, fcntl.F_DUPFD_CLOEXEC, 1100)
+        os.close(low)
+        os.write(pipe.write_end, b"the end")
+        assert list(pipe.close()) == [b"the end"]
+        pipe.started()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_the_last_lines_of_a_log_file_are_those_of_the_program(tmp_path):
