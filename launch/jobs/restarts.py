@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tfdist.cluster import Task
 from tfdist.launch.jobs.events import Exited, NotStarted, Stopped, Unreachable
+from tfdist.launch.jobs.running_time import RunningTime
 from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
 
 MAX_RESTARTS = 3
@@ -30,9 +31,6 @@ STOPPED_SECONDS = 60.0
 
 STOPPED_PS_SECONDS = 30.0
 """The same for a task with parameters: all others wait for it, and give up after `lost_timeout.DEFAULT_SECONDS`."""
-
-LONGEST_TICK_SECONDS = 1.0
-"""Longest time between two ticks that counts. After a longer one, this process was stopped as well."""
 
 
 def is_steady(seconds: float, window: float) -> bool:
@@ -71,7 +69,7 @@ class _Restartable:
     cause: str = ""
     unreached: int = 0  # Attempts, one after the other, that have not reached its host.
     ended: bool = False
-    stopped_seconds: float | None = None  # None while it runs.
+    stopped_at: float | None = None  # None while it runs.
 
     @property
     def longest_stop(self) -> float:
@@ -109,11 +107,9 @@ class Restarts:
             can_continue: whether the training goes on if only these of the tasks are left.
             awaited: the tasks that all others wait for, because they hold parameters.
         """
-        self._last_tick = time.monotonic()
+        self._running_time, now = RunningTime(time.monotonic), time.monotonic()
         self._all = {
-            task.name: _Restartable(
-                task, (limits or {}).get(task.job, limit), is_awaited=task in awaited, started_at=self._last_tick
-            )
+            task.name: _Restartable(task, (limits or {}).get(task.job, limit), is_awaited=task in awaited, started_at=now)
             for task in tasks
         }
         self._start = start
@@ -148,7 +144,7 @@ class Restarts:
     def exited(self, event: Exited) -> None:
         """Plans the restart of a task that exited, unless it finished or failed too often."""
         each = self._all[event.task]
-        each.stopped_seconds = None
+        each.stopped_at = None
         seconds = time.monotonic() - each.started_at
         if seconds >= self._window:
             each.used = 0
@@ -193,7 +189,7 @@ class Restarts:
         """Ends the restarts of a task that is not wanted for now; ignores other tasks."""
         if name in self._all:
             each = self._all[name]
-            each.ended, each.restart_at, each.stopped_seconds = True, None, None
+            each.ended, each.restart_at, each.stopped_at = True, None, None
 
     def take_back(self, name: str) -> None:
         """Begins again with a task that was set aside and is being started; ignores other tasks."""
@@ -206,15 +202,14 @@ class Restarts:
         if event.task not in self._all:
             return
         is_stopped = event.signal is not None and not self._over
-        self._all[event.task].stopped_seconds = 0.0 if is_stopped else None
+        self._all[event.task].stopped_at = self._running_time() if is_stopped else None
         if is_stopped:
             limit = self._all[event.task].longest_stop
             self._say(f"{event.task} is killed and restarted unless it resumes within {limit:.0f} s")
 
     def tick(self) -> None:
         """Restarts tasks whose delay is over, and kills tasks that were stopped for too long."""
-        now = time.monotonic()
-        passed, self._last_tick = min(now - self._last_tick, LONGEST_TICK_SECONDS), now
+        now, running_now = time.monotonic(), self._running_time()
         up = [name for name in self.running if self._all[name].restart_at is None]
         for name, each in self._all.items():
             if each.restart_at is not None and now >= each.restart_at:
@@ -231,17 +226,14 @@ class Restarts:
                 elif each.unreached.bit_count() == 1:  # The first, second, 4th, 8th time.
                     self._say(f"{name}: {each.cause}; {meanwhile}, and its host is tried again, at least once a minute")
                 self._start(each.task)
-            if each.stopped_seconds is not None:
-                each.stopped_seconds += passed
-                if each.stopped_seconds > each.longest_stop:
-                    each.stopped_seconds = None
-                    self._say(
-                        f"{name} was stopped for {each.longest_stop:.0f} s; it is killed, because other tasks may wait for it"
-                    )
-                    self._kill(each.task)
+            if each.stopped_at is not None and running_now - each.stopped_at > each.longest_stop:
+                each.stopped_at = None
+                seconds = f"{each.longest_stop:.0f} s"
+                self._say(f"{name} was stopped for {seconds}; it is killed, because other tasks may wait for it")
+                self._kill(each.task)
 
     def stop(self) -> None:
         """Ends all restarts: from now on no task is started or killed."""
         self._over = True
         for each in self._all.values():
-            each.restart_at = each.stopped_seconds = None
+            each.restart_at = each.stopped_at = None

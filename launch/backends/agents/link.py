@@ -3,20 +3,17 @@
 import os
 import re
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tfdist.launch.backends.agents.frames import BEAT_SECONDS, START, Decoder, encode
+from tfdist.launch.jobs.running_time import RunningTime
 from tfdist.launch.terminal.output import last_lines
 from tfdist.messages import printable
 
 START_SECONDS = 60.0
 """How long login and the start of the agent may take until its first word."""
-
-LONGEST_TICK_SECONDS = 1.0
-"""Longest time between two calls that counts as silence. After a longer one, this process was stopped itself."""
 
 _READ_BYTES = 1 << 18
 
@@ -58,8 +55,8 @@ class Link:
         self.has_spoken = False
         self._decoder = Decoder(START)
         self._unsent = bytearray(encode(first_line))
-        self._silent = 0.0
-        self._last_tick = time.monotonic()
+        self._clock = RunningTime()
+        self._heard_at = self._clock()
         self._said_at = 0.0
         try:
             errors: Any = open(log, "ab")  # noqa: SIM115  closed below
@@ -90,11 +87,9 @@ class Link:
 
     def tick(self) -> None:
         """Sends a sign of life and what waits, and notices that nothing is heard any more. Call it several times a second."""
-        now = time.monotonic()
-        self._silent += min(now - self._last_tick, LONGEST_TICK_SECONDS)
-        self._last_tick = now
+        now = self._clock()
         limit = self._limit if self.has_spoken else START_SECONDS
-        if self.lost is None and self._silent > limit:
+        if self.lost is None and now - self._heard_at > limit:
             silence = f"nothing was heard from there for {limit:.0f} s"
             last = f"; the last line that {self._name} has shown is: {self._last_line()}" if self._last_line() else ""
             self._lose(silence if self.has_spoken else f"{silence}, in which no agent has started{last}")
@@ -115,7 +110,7 @@ class Link:
         if not data:
             self._lose(None)
             return []
-        self._silent = 0.0
+        self._heard_at = self._clock()
         try:
             found = self._decoder.feed(data)
         except ValueError:

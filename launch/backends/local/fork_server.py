@@ -53,6 +53,7 @@ from tfdist.launch.backends.local.descendants import (
 from tfdist.launch.backends.local.guard import FOR_THE_PROGRAM, continue_below_guard
 from tfdist.launch.backends.local.run_program import run
 from tfdist.launch.jobs.job import Program
+from tfdist.launch.jobs.running_time import RunningTime
 
 PRELOAD = (
     "tfdist.strategies.versions",  # First: it refuses versions that cannot be imported together.
@@ -98,8 +99,8 @@ class ForkServer:
         self._owner = owner
         self._owner_pid = owner_pid
         self._longest_stop = longest_stop
-        self._stopped_seconds = 0.0
-        self._looked_at = time.monotonic()
+        self._clock = RunningTime()
+        self._owner_ran_at = self._clock()
         self._running: dict[int, _Process] = {}  # By process id.
         self._groups: dict[str, int] = {}  # Task name -> the process group of its latest process.
         self._everybody = mmap.mmap(-1, 1)  # Shared with all tasks: 1 after a SIGTERM to this process, as for all of a job.
@@ -159,12 +160,10 @@ class ForkServer:
 
     def _has_stopped_owner(self) -> bool:
         """Returns whether the owner has been stopped for so long that its launcher has taken it for lost."""
-        if not self._longest_stop:
-            return False
-        now = time.monotonic()
-        passed, self._looked_at = min(now - self._looked_at, 2 * OWNER_POLL_SECONDS), now  # This process may be stopped, too.
-        self._stopped_seconds = self._stopped_seconds + passed if is_stopped(self._owner_pid) else 0.0
-        return self._stopped_seconds > self._longest_stop
+        now = self._clock()  # This process may be stopped, too.
+        if not (self._longest_stop and is_stopped(self._owner_pid)):
+            self._owner_ran_at = now
+        return now - self._owner_ran_at > self._longest_stop
 
     def _receive(self) -> tuple[dict[str, Any] | None, list[int]]:
         try:
