@@ -25,9 +25,6 @@ MOST_LINES = 200
 
 LONGEST_LINE = 2000
 
-STOPPED_SECONDS = 5.0
-"""After a pause of this length (Ctrl-Z), somebody else has used the terminal."""
-
 SMALLEST = (20, 6)
 """Columns and rows of the smallest terminal that gets a panel."""
 
@@ -59,7 +56,7 @@ class LivePanel:
         self._recent: deque[str] = deque(maxlen=MOST_LINES)
         self._rows = 0  # Of the panel that is on the terminal.
         self._size = self._terminal_size()
-        self._drawn_at = self._ticked_at = clock() - PANEL_SECONDS
+        self._drawn_at = clock() - PANEL_SECONDS
 
     def add(self, line: str, important: bool = False) -> None:
         """Adds a line to the output above the panel. An important one is never left out."""
@@ -76,12 +73,13 @@ class LivePanel:
         """Counts lines that come too fast to be shown."""
         self._left_out += count
 
+    def resumed(self) -> None:
+        """Notes that this process goes on after it was stopped (Ctrl-Z): somebody else has used the terminal meanwhile."""
+        self._rows = 0
+
     def tick(self) -> None:
         """Draws a frame, if it is time for one. Call it several times a second."""
         now = self._clock()
-        paused, self._ticked_at = now - self._ticked_at > STOPPED_SECONDS, now
-        if paused:
-            self._rows = 0
         is_due = now - self._drawn_at >= (FRAME_SECONDS if self._new else PANEL_SECONDS)
         if not is_due or not self._stream.is_idle:
             return

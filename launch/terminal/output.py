@@ -3,6 +3,7 @@
 import codecs
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -106,11 +107,13 @@ class Terminal:
             render: see `LivePanel`.
         """
         if self.is_tty and isinstance(self._stream, BackgroundWriter):
-            self._panel = LivePanel(self._stream, self._stream.fileno(), render)
+            panel = self._panel = LivePanel(self._stream, self._stream.fileno(), render)
+            signal.signal(signal.SIGCONT, lambda *_: panel.resumed())
 
     def hide_panel(self) -> None:
         """Removes the panel, if there is one."""
         if self._panel is not None:
+            signal.signal(signal.SIGCONT, signal.SIG_DFL)
             self._panel.close()
             self._panel = None
 

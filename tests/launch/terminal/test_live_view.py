@@ -136,14 +136,6 @@ def test_nothing_is_drawn_while_the_terminal_does_not_read(drawn):
     assert "waits" in drawn.shown
 
 
-def test_after_ctrl_z_the_lines_of_the_shell_are_not_erased(drawn):
-    drawn.tick()
-    drawn.stream.write("$ fg\n")
-    drawn.now += 60
-    drawn.tick()
-    assert drawn.shown[-4:] == ["$ fg", *drawn.lines]
-
-
 @pytest.mark.parametrize(
     ("text", "colored", "plain"),
     [
@@ -339,6 +331,20 @@ def test_a_job_on_a_terminal_is_resized_and_terminated(on_terminal):
     assert job.shown[-1] == "tfdist: ended by SIGTERM" and not any(line.startswith("──") for line in job.shown)
     assert b"\x1b[?" not in job.bytes and b"\x1b]" not in job.bytes, "no modes, so none to leave"
     assert termios.tcgetattr(job._side) == job.before
+
+
+@pytest.mark.cluster
+def test_after_ctrl_z_the_lines_of_the_shell_are_not_erased(on_terminal):
+    job = on_terminal("import time\ntime.sleep(600)\n")
+    job.read_until(lambda: any(line.startswith("── running") for line in job.shown))
+    job.process.send_signal(signal.SIGSTOP)
+    job.read(0.3)
+    os.write(job._side, b"$ fg\n")
+    job.process.send_signal(signal.SIGCONT)
+    job.read_until(lambda: job.shown[-1] != "$ fg")
+    job.read(1.0)
+    below = job.shown[job.shown.index("$ fg") :]
+    assert sum(line.startswith("── running") for line in below) == 1, job.shown
 
 
 @pytest.mark.cluster
