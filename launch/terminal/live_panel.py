@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from tfdist.launch.terminal.background_writer import BackgroundWriter
+from tfdist.launch.terminal.terminal_text import cut
 
 FRAME_SECONDS = 0.1
 """Shortest time between two frames."""
@@ -61,7 +62,7 @@ class LivePanel:
     def add(self, line: str, important: bool = False) -> None:
         """Adds a line to the output above the panel. An important one is never left out."""
         if len(line) > LONGEST_LINE and not important:
-            line = f"{line[:LONGEST_LINE]}..."
+            line = cut(line, LONGEST_LINE)
         self._new.append((line, important))
         if len(self._new) > MOST_LINES:
             least = next((number for number, (_, is_important) in enumerate(self._new) if not is_important), None)

@@ -23,7 +23,7 @@ from tfdist.launch.jobs.job_status import JobStatus, State, TaskStatus
 from tfdist.launch.jobs.progress import Progress, duration, size
 from tfdist.launch.terminal import live_view, terminal_text
 from tfdist.launch.terminal.job_view import JobView
-from tfdist.launch.terminal.live_panel import MOST_LINES, LivePanel
+from tfdist.launch.terminal.live_panel import LONGEST_LINE, MOST_LINES, LivePanel
 from tfdist.launch.terminal.output import Terminal
 from tfdist.planner.binding import Binding
 
@@ -150,6 +150,15 @@ def test_nothing_is_drawn_while_the_terminal_does_not_read(drawn):
 )
 def test_only_colors_of_a_task_reach_the_terminal(text, colored, plain):
     assert (terminal_text.shown(text, True), terminal_text.shown(text, False)) == (colored, plain)
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_a_color_ends_where_a_long_line_is_cut_also_if_it_is_cut_apart(drawn, place):
+    drawn.stream.is_shown = False
+    drawn.panel.add(terminal_text.shown("x" * (LONGEST_LINE - place) + "\x1b[31m" + "y" * 50, True))
+    drawn.tick()
+    line = drawn.stream.written.splitlines()[0]
+    assert line == "x" * (LONGEST_LINE - place) + "...\x1b[0m"
 
 
 def test_where_a_terminal_draws_and_has_colors():
