@@ -14,7 +14,6 @@ from tfdist.launch.terminal.background_writer import BackgroundWriter
 from tfdist.launch.terminal.live_panel import MOST_LINES, LivePanel
 from tfdist.launch.terminal.terminal_text import draws, has_colors, shown
 
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
 _COLORS = {"chief": "\x1b[36m", "worker": "\x1b[32m", "ps": "\x1b[33m", "evaluator": "\x1b[35m"}
 _RESET, _CLEAR = "\x1b[0m", "\r\x1b[K"
 _PROGRESS_SECONDS = 0.1
@@ -125,7 +124,7 @@ class Terminal:
     def line(self, task: str, text: str) -> None:
         """Prints a finished line of a task."""
         if self._verbose or not _NOISE.match(text):
-            self._write(self._prefix(task) + (shown(text, self.has_colors) if self.is_tty else _ESCAPE.sub("", text)))
+            self._write(self._prefix(task) + shown(text, self.has_colors))
 
     def lines(self, task: str, texts: list[str]) -> None:
         """Prints finished lines of a task; above a panel the latest of them."""
@@ -209,7 +208,7 @@ class TaskOutput:
     def add(self, data: bytes, is_last: bool = False) -> None:
         """Adds what the task has printed. The last bytes of a process end its last line."""
         if lines := self._lines.feed(data, is_last):
-            text = "\n".join(_ESCAPE.sub("", line) for line in lines)
+            text = "\n".join(shown(line, False) for line in lines)
             self._write(text if self._lines.is_cut else f"{text}\n")
             self._terminal.lines(self.task, lines)
         if self._lines.rest:

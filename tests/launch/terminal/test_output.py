@@ -54,10 +54,20 @@ def test_each_line_starts_with_the_name_of_its_task():
     assert stream.getvalue() == "chief:0   | hello\ntfdist: bye\n"
 
 
-def test_colors_are_removed_for_files_and_pipes():
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("\x1b[1mbold\x1b[0m", "bold"),
+        ("\x1b]8;id=1;file:///a.py\x1b\\a.py\x1b]8;;\x1b\\:7 \x1bc", "a.py:7 "),  # A link, as rich writes it, and a reset.
+        ("\x1b]8;;file:///a.py\x1b\\a.py\x1b]8;;\x1b\\ in \x1b]0;title\x07b", "a.py in b"),
+    ],
+)
+def test_what_controls_a_terminal_is_removed_for_files_and_pipes(tmp_path, text, plain):
     stream = io.StringIO()
-    Terminal(["ps:0"], stream).line("ps:0", "\x1b[1mbold\x1b[0m")
-    assert stream.getvalue() == "ps:0 | bold\n"
+    output = TaskOutput("ps:0", tmp_path / "log", Terminal(["ps:0"], stream))
+    output.add(f"{text}\n".encode())
+    output.close()
+    assert (stream.getvalue(), (tmp_path / "log").read_text()) == (f"ps:0 | {plain}\n", f"{plain}\n")
 
 
 def test_only_a_real_terminal_shows_an_unfinished_line_until_the_next_finished_one(monkeypatch):
