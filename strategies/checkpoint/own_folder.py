@@ -9,8 +9,9 @@ import stat
 import tempfile
 import weakref
 
-COPY, AGENT = "copy", "agent"
-"""What folders are for: copies of a backup, and the files of an agent (launch/backends/agents)."""
+COPY, AGENT, REPORT = "copy", "agent", "report"
+"""What folders are for: copies of a backup, the files of an agent (launch/backends/agents), and the steps and metrics of a job
+(launch/supervision/log_folder.py)."""
 
 _locks: set[int] = set()
 """The descriptors of the folders of this process."""
@@ -26,27 +27,20 @@ class OwnFolder:
         name: the path of the folder.
     """
 
-    def __init__(self, use: str = COPY) -> None:
+    def __init__(self, use: str = COPY, place: str | None = None) -> None:
         """Makes and locks it.
 
         Args:
             use: what it is for, which its name says.
+            place: the folder in which it is. Default: that for temporary files.
+
+        Raises:
+            OSError: if it cannot be made there.
         """
         prefix = _prefix(use)
-        _remove_left_over(prefix)
-        while True:
-            self.name = tempfile.mkdtemp(prefix=prefix)
-            try:
-                lock = os.open(self.name, os.O_RDONLY | os.O_DIRECTORY)
-            except FileNotFoundError:
-                continue  # Another process has taken it for one that is left over, and removed it.
-            with contextlib.suppress(OSError):  # Some file systems lock nothing.
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            if os.path.isdir(self.name):
-                break
-            os.close(lock)  # So it was removed a moment later.
-        _locks.add(lock)
-        self._remove = weakref.finalize(self, _remove, self.name, lock)
+        _remove_left_over(os.path.join(place or tempfile.gettempdir(), prefix))
+        while not self._lock(tempfile.mkdtemp(prefix=prefix, dir=place)):
+            pass  # Another process has taken it for one that is left over, and removed it.
 
     def __enter__(self) -> str:
         return self.name
@@ -57,6 +51,21 @@ class OwnFolder:
     def cleanup(self) -> None:
         """Removes the folder with what is in it. Calling it again does nothing."""
         self._remove()
+
+    def _lock(self, path: str) -> bool:
+        """Locks a new folder; returns whether it is still there."""
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            return False
+        with contextlib.suppress(OSError):  # Some file systems lock nothing.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.isdir(path):  # It was removed a moment later.
+            os.close(lock)
+            return False
+        _locks.add(lock)
+        self.name, self._remove = path, weakref.finalize(self, _remove, path, lock)
+        return True
 
 
 def _remove(path: str, lock: int) -> None:
@@ -71,9 +80,9 @@ def _prefix(use: str) -> str:
     return f"tfdist-{use}-{os.uname().nodename}-"
 
 
-def _remove_left_over(prefix: str) -> None:
-    """Removes the folders of this user that no process has locked."""
-    for path in glob.glob(glob.escape(os.path.join(tempfile.gettempdir(), prefix)) + "*"):
+def _remove_left_over(beginning: str) -> None:
+    """Removes the folders of this user whose paths begin so, and that no process has locked."""
+    for path in glob.glob(glob.escape(beginning) + "*"):
         with contextlib.suppress(OSError):  # It is another user's, or locked, or has just been removed.
             found = os.lstat(path)
             if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):

@@ -210,9 +210,7 @@ def test_a_full_log_folder_is_said_and_loses_no_number_of_the_summary(quick, tmp
 def test_folders_of_killed_launchers_are_removed_by_the_next_one(tmp_path, monkeypatch):
     monkeypatch.setattr(log_folder, "MEMORY", tmp_path)
     live = log_folder.LogFolder(str(tmp_path / "one"), print)
-    (tmp_path / "tfdist-report-killed").mkdir()
-    for path in (live.report_dir, tmp_path / "tfdist-report-killed"):
-        os.utime(path, (1, 1))
+    (tmp_path / f"tfdist-report-{os.uname().nodename}-killed").mkdir()
     other = log_folder.LogFolder(str(tmp_path / "two"), print)
     left = set(tmp_path.glob("tfdist-report-*"))
     live.close()
