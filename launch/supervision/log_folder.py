@@ -72,6 +72,12 @@ class LogFolder:
         self.report_dir = Path(self._reports.name) if self._reports else self.path
         return self.report_dir
 
+    def renew_report_dir(self) -> None:
+        """Makes `report_dir` again if it is gone: systemd empties /dev/shm when the last session of its user ends."""
+        if self._reports is not None:
+            with contextlib.suppress(OSError):
+                self._reports.renew()
+
     def discard(self) -> None:
         """Removes a folder in which nothing was written, because the job was not started."""
         for folder in (self.path, self.path.parent if self._is_default else None):

@@ -42,6 +42,12 @@ class OwnFolder:
         while not self._lock(tempfile.mkdtemp(prefix=prefix, dir=place)):
             pass  # Another process has taken it for one that is left over, and removed it.
 
+    def renew(self) -> None:
+        """Makes it again, empty, if it is gone: systemd empties /dev/shm after a user's last session. Raises OSError."""
+        if not os.path.isdir(self.name):
+            os.mkdir(self.name, 0o700)
+            self._lock(self.name)
+
     def __enter__(self) -> str:
         return self.name
 

@@ -211,6 +211,8 @@ def test_folders_of_killed_launchers_are_removed_by_the_next_one(tmp_path, monke
     monkeypatch.setattr(log_folder, "MEMORY", tmp_path)
     live = log_folder.LogFolder(str(tmp_path / "one"), print)
     (tmp_path / f"tfdist-report-{os.uname().nodename}-killed").mkdir()
+    live.report_dir.rmdir()  # As systemd does when the last session of the user ends.
+    live.renew_report_dir()
     other = log_folder.LogFolder(str(tmp_path / "two"), print)
     left = set(tmp_path.glob("tfdist-report-*"))
     live.close()

@@ -73,7 +73,7 @@ def test_another_attempt_does_not_begin_with_the_steps_of_the_one_before(tmp_pat
 
 
 @pytest.mark.cluster
-def test_a_job_whose_progress_is_gone_is_not_taken_for_one_that_makes_no_step(start, script):
+def test_a_job_whose_progress_is_gone_is_not_taken_for_one_that_makes_no_step_and_keeps_its_summary(start, script, read_json):
     """As on a machine that empties /dev/shm when its user logs out."""
     body = """
     import shutil, time
@@ -82,8 +82,10 @@ def test_a_job_whose_progress_is_gone_is_not_taken_for_one_that_makes_no_step(st
     time.sleep(1.5)  # The launcher has read it.
     shutil.rmtree(os.path.dirname(path))
     time.sleep(4)
+    pathlib.Path(os.environ["TFDIST_REPORT"]).write_text('{"steps": 9}')
     """
     quick = str(PROGRAMS / "quick_launcher.py")
-    job = start(quick, "--tier", "BASIC", "--step_timeout", "2", script(body))
+    job = start(quick, "--tier", "BASIC", "--step_timeout", "2", "--summary", "summary.json", script(body))
     assert job.wait(60) == 0, job.output
+    assert read_json("summary.json")["steps"] == 9
     assert job.left() == {}
