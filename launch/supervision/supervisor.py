@@ -315,7 +315,7 @@ class Supervisor:
             self._scaling.exited(event.task)
             return
         # One that never listened may do so again.
-        if event.task in self._workers.names and may_run_longer(event) and not self._startup.is_missing(event.task):
+        if event.task in self._workers.names and may_run_longer(event) and event.task not in self._startup.missing:
             self._workers.exited(event)
             if self._workers.can_continue:
                 return
