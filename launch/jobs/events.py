@@ -14,13 +14,11 @@ class Exited:
     Attributes:
         task: `job:index`.
         code: exit code, or minus the number of the signal that killed the process.
-        time: seconds since the epoch.
         note: what else is known about the cause, as the end of a sentence; or empty.
     """
 
     task: str
     code: int
-    time: float
     note: str = ""
 
     @property
@@ -39,6 +37,8 @@ class Exited:
 class NotStarted(Exited):
     """The process of a task could not be started; `note` says why."""
 
+    code: int = 1
+
     @property
     def cause(self) -> str:
         """See `Exited`."""
@@ -49,12 +49,12 @@ class NotStarted(Exited):
 class Unreachable(Exited):
     """The connection to a task is gone, and the task with it; `note` says why, as the second half of a sentence.
 
-    `code` is -SIGKILL: that is how such a task ends.
-
     Attributes:
+        code: how such a task ends.
         had_started: whether the process had been started. False: a new connection could not be made, or not used.
     """
 
+    code: int = -signal.SIGKILL
     had_started: bool = True
 
     @property

@@ -203,7 +203,7 @@ class _Agent:
             if event.task == self._reporter:
                 self._send_changed()  # The launcher asks how the task has left `fit`.
                 self._send_report(event.task)
-            say({"exited": event.task, "code": event.code, "time": event.time, "note": event.note})
+            say({"exited": event.task, "code": event.code, "note": event.note})
         elif isinstance(event, Stopped):
             say({"stopped": event.task, "pid": event.pid, "signal": event.signal})
         elif isinstance(event, Started):

@@ -7,7 +7,7 @@
     agent -> launcher   {"hello": {...}}   {"ready": true}   {"failed": TEXT}   {"beat": true}
                         {"output": NAME, "last": BOOL, "bytes": N}
                         {"report": NAME, "bytes": N}   {"progress": NAME, "bytes": N}   {"steps": NAME, "bytes": N}
-                        {"exited": NAME, "code": CODE, "time": SECONDS, "note": TEXT}   {"not_started": NAME, "reason": TEXT}
+                        {"exited": NAME, "code": CODE, "note": TEXT}   {"not_started": NAME, "reason": TEXT}
                         {"stopped": NAME, "pid": PID, "signal": NUMBER}   {"listening": NAME}   {"lost": TEXT}
 
 Before them, the launcher sends one line to the first lines of Python on the other side (`BOOTSTRAP`): variables and folders of

@@ -147,7 +147,7 @@ class RemoteTasks:
             try:
                 self._connect(host)  # Its tasks ended with the last connection.
             except OSError as error:
-                self._events.append(NotStarted(task.name, 1, time.time(), str(error)))
+                self._events.append(NotStarted(task.name, note=str(error)))
                 return
         self._running.add(task.name)
         message = {"start": task.name, "env": dict(environment), "report": report is not None, "terminal": terminal}
@@ -163,7 +163,7 @@ class RemoteTasks:
                 ended = [message["start"] for message in starts if message["start"] in names]
                 self._to_start[host] = [message for message in starts if message["start"] not in ended]
                 self._running.difference_update(ended)
-                self._events += [Exited(name, -number, time.time()) for name in ended]
+                self._events += [Exited(name, -number) for name in ended]
         for host, link in self._links.items():
             if mine := [name for name in names if self._host_of[name] == host]:
                 link.say({"signal": int(number), "tasks": mine})
@@ -220,10 +220,10 @@ class RemoteTasks:
             self._output.append(Output(message["output"], data, message["last"]))
         elif "exited" in message:
             self._running.discard(message["exited"])
-            self._events.append(Exited(message["exited"], message["code"], message["time"], message["note"]))
+            self._events.append(Exited(message["exited"], message["code"], message["note"]))
         elif "not_started" in message:
             self._running.discard(message["not_started"])
-            self._events.append(NotStarted(message["not_started"], 1, time.time(), message["reason"]))
+            self._events.append(NotStarted(message["not_started"], note=message["reason"]))
         elif "listening" in message:
             self._events.append(Listening(message["listening"]))
         elif "stopped" in message:
@@ -305,7 +305,7 @@ class RemoteTasks:
         for name in sorted(self._running):
             if self._host_of[name] == host:
                 self._running.discard(name)
-                self._events.append(Unreachable(name, -signal.SIGKILL, time.time(), why, had_started or self._has_own_names))
+                self._events.append(Unreachable(name, note=why, had_started=had_started or self._has_own_names))
 
     def _shown(self, host: str) -> str:
         """Returns the name of a host as the user wrote it: names in a configuration of ssh may have capitals."""

@@ -17,7 +17,7 @@ not: who stops the launcher itself wants to go on later.
                       {"clear": true}   ends every task; answered by "cleared"
                       {"remove": [FOLDER, ...]}   begins another job, with these folders; answered by "ready"
     server -> owner   {"ready": true}   {"refused": TEXT}   {"failed": TEXT}   {"cleared": true}
-                      {"started": NAME, "pid": PID}   {"exited": NAME, "code": CODE, "time": SECONDS, "note": TEXT}
+                      {"started": NAME, "pid": PID}   {"exited": NAME, "code": CODE, "note": TEXT}
                       {"not_started": NAME, "reason": TEXT}
                       {"stopped": NAME, "pid": PID, "signal": NUMBER}   "signal" is null when the process resumes
 """
@@ -237,7 +237,7 @@ class ForkServer:
                 asked.add(pid)
             code = os.waitstatus_to_exitcode(status)
             note = self._why_killed(pid) if code == -signal.SIGKILL and not process.is_killed else ""
-            self._report({"exited": process.task, "code": code, "time": time.time(), "note": note})
+            self._report({"exited": process.task, "code": code, "note": note})
         _signal_rest(asked, signal.SIGTERM)
 
     def _why_killed(self, pid: int) -> str:

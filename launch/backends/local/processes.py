@@ -8,7 +8,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -106,11 +105,11 @@ class LocalProcesses:
                 pass
         message: dict[str, Any] = json.loads(data) if data else {"failed": self._cause_of_end()}
         if "exited" in message:
-            return Exited(message["exited"], message["code"], message["time"], message["note"])
+            return Exited(message["exited"], message["code"], message["note"])
         if "started" in message:
             return Started(message["started"], message["pid"])
         if "not_started" in message:
-            return NotStarted(message["not_started"], 1, time.time(), message["reason"])
+            return NotStarted(message["not_started"], note=message["reason"])
         if "stopped" in message:
             return Stopped(message["stopped"], message["pid"], message["signal"])
         if "refused" in message:

@@ -78,7 +78,7 @@ def test_tasks_of_a_cancelled_job_are_cancelled_and_what_had_ended_before_stays(
     names = [task.name for task in board.status.tasks]
     codes = dict(zip(names, (0, 1, -15), strict=False))
     for name in names[:2]:
-        board.add(Exited(name, codes[name], 0.0, ""))
+        board.add(Exited(name, codes[name]))
     board.cancelled()
     states = [task.state for task in board.ended(State.CANCELLED, "ended by SIGTERM", codes).tasks]
     assert states[:3] == [State.SUCCEEDED, State.FAILED, State.CANCELLED]
@@ -168,7 +168,7 @@ def test_a_worker_that_left_before_its_restart_and_comes_back_is_not_killed(scal
     scaling.ask(tmp_path, 2)
     passes(each, 1)
     tasks.running.remove("worker:1")
-    workers.exited(Exited("worker:1", -signal.SIGKILL, 0.0))
+    workers.exited(Exited("worker:1", -signal.SIGKILL))
     for number in (1, 2):
         scaling.ask(tmp_path, number)
         passes(each, 1)
