@@ -1,7 +1,9 @@
 """Events that happen to the processes of tasks, as a back end reports them (`backends/interface.py`)."""
 
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from tfdist.cluster import Cluster
 from tfdist.planner.use import Use
@@ -185,3 +187,21 @@ class Lost:
 
 Event = Exited | Output | Started | Memory | Used | Listening | Stopped | Ready | Lost
 """What a back end reports. `NotStarted` and `Unreachable` are `Exited`."""
+
+_SENT: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Exited, NotStarted, Started, Memory, Used, Listening, Stopped, Lost)
+}
+
+
+def as_json(event: Exited | Started | Memory | Used | Listening | Stopped | Lost) -> dict[str, Any]:
+    """Returns a dict for `json.dumps`, with the name of the class as `event`."""
+    return {"event": type(event).__name__, **asdict(event)}
+
+
+def from_json(values: Mapping[str, Any]) -> Event:
+    """Returns the event of which `as_json` has returned the dict."""
+    fields = {name: value for name, value in values.items() if name != "event"}
+    if "use" in fields:
+        fields["use"] = Use.from_json(fields["use"])
+    event: Event = _SENT[values["event"]](**fields)
+    return event

@@ -15,23 +15,9 @@ from tfdist.cluster import Cluster, Task
 from tfdist.launch.backends.agents.frames import BESIDE_REPORT, SILENCE_SECONDS, STOPPED_SECONDS
 from tfdist.launch.backends.agents.link import Link
 from tfdist.launch.backends.interface import Plan
-from tfdist.launch.jobs.events import (
-    Event,
-    Exited,
-    Listening,
-    Lost,
-    Memory,
-    NotStarted,
-    Output,
-    Ready,
-    Started,
-    Stopped,
-    Unreachable,
-    Used,
-)
+from tfdist.launch.jobs.events import Event, Exited, Lost, NotStarted, Output, Ready, Unreachable, from_json
 from tfdist.launch.jobs.job import JobFiles
 from tfdist.messages import printable
-from tfdist.planner.use import Use
 from tfdist.version import __version__
 
 CLOSE_SECONDS = 7.5
@@ -218,22 +204,14 @@ class RemoteTasks:
     def _handle(self, host: str, message: dict[str, Any], data: bytes) -> None:
         if "output" in message:
             self._output.append(Output(message["output"], data, message["last"]))
-        elif "exited" in message:
-            self._running.discard(message["exited"])
-            self._events.append(Exited(message["exited"], message["code"], message["note"]))
-        elif "not_started" in message:
-            self._running.discard(message["not_started"])
-            self._events.append(NotStarted(message["not_started"], note=message["reason"]))
-        elif "listening" in message:
-            self._events.append(Listening(message["listening"]))
-        elif "stopped" in message:
-            self._events.append(Stopped(message["stopped"], message["pid"], message["signal"]))
-        elif "started" in message:
-            self._events.append(Started(message["started"], message["pid"]))
-        elif "memory" in message:
-            self._events.append(Memory(message["memory"], message["size"]))
-        elif "used" in message:
-            self._events.append(Used(message["used"], Use.from_json(message["use"])))
+        elif "event" in message:
+            event = from_json(message)
+            if isinstance(event, Lost):
+                self._links[host].lost = printable(event.reason)
+                return
+            if isinstance(event, Exited):
+                self._running.discard(event.task)
+            self._events.append(event)
         elif "report" in message or not BESIDE_REPORT.keys().isdisjoint(message):
             self._write_report(message, data)
         elif "hello" in message:
@@ -247,8 +225,8 @@ class RemoteTasks:
                 found = [(name, text) for name in self._hosts for text in self._hellos[name]["warnings"]]
                 warnings = (f"{self._shown(name)}: {printable(text)}" for name, text in found)
                 self._events.append(Ready(self._cluster, (*warnings, *self._named_twice())))
-        elif "failed" in message or "lost" in message:
-            self._links[host].lost = printable(message.get("failed") or message["lost"])
+        elif "failed" in message:
+            self._links[host].lost = printable(message["failed"])
 
     def _greet(self, host: str, hello: dict[str, Any]) -> None:
         """Notes the ports of a host; tells all hosts the addresses when the last has said its ports."""

@@ -16,10 +16,7 @@ not: who stops the launcher itself wants to go on later.
                       {"signal": NUMBER, "tasks": [NAME, ...]}
                       {"clear": true}   ends every task; answered by "cleared"
                       {"remove": [FOLDER, ...]}   begins another job, with these folders; answered by "ready"
-    server -> owner   {"ready": true}   {"refused": TEXT}   {"failed": TEXT}   {"cleared": true}
-                      {"started": NAME, "pid": PID}   {"exited": NAME, "code": CODE, "note": TEXT}
-                      {"not_started": NAME, "reason": TEXT}
-                      {"stopped": NAME, "pid": PID, "signal": NUMBER}   "signal" is null when the process resumes
+    server -> owner   {"ready": true}   {"cleared": true}   {"event": KIND, ...} for `from_json` of jobs/events.py
 """
 
 import gc
@@ -52,6 +49,7 @@ from tfdist.launch.backends.local.descendants import (
 )
 from tfdist.launch.backends.local.guard import FOR_THE_PROGRAM, continue_below_guard
 from tfdist.launch.backends.local.run_program import run
+from tfdist.launch.jobs.events import Exited, Lost, NotStarted, Started, Stopped, as_json
 from tfdist.launch.jobs.job import Program
 from tfdist.launch.jobs.running_time import RunningTime
 
@@ -77,6 +75,9 @@ EVERYBODY_SECONDS = 1.0
 
 OWNER_GONE = -1
 """In place of a descriptor that can be read."""
+
+GONE = "the parent process of all tasks is gone: "
+"""Begins the sentence that says why."""
 
 
 @dataclass
@@ -188,13 +189,13 @@ class ForkServer:
             hold = mmap.mmap(-1, 1) if message["hold"] != "never" else None
             pid = os.fork()
         except OSError as error:
-            self._report({"not_started": name, "reason": str(error)})
+            self._report(as_json(NotStarted(name, note=str(error))))
             pid = -1
         if pid:
             if pid > 0:
                 self._running[pid] = _Process(name, hold)
                 self._groups[name] = pid
-                self._report({"started": name, "pid": pid})
+                self._report(as_json(Started(name, pid)))
             for descriptor in descriptors:
                 os.close(descriptor)
             return None
@@ -230,14 +231,14 @@ class ForkServer:
                 continue  # A task has left it behind.
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                 number = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else None
-                self._report({"stopped": process.task, "pid": pid, "signal": number})
+                self._report(as_json(Stopped(process.task, pid, number)))
                 continue
             del self._running[pid]
             if process.is_asked:
                 asked.add(pid)
             code = os.waitstatus_to_exitcode(status)
             note = self._why_killed(pid) if code == -signal.SIGKILL and not process.is_killed else ""
-            self._report({"exited": process.task, "code": code, "note": note})
+            self._report(as_json(Exited(process.task, code, note)))
         _signal_rest(asked, signal.SIGTERM)
 
     def _why_killed(self, pid: int) -> str:
@@ -336,13 +337,14 @@ def _signal_rest(groups: Set[int], number: int) -> None:
 
 def _fail(owner: socket.socket, error: Exception) -> NoReturn:
     """Tells the owner why, and ends at once: the regular teardown of TensorFlow may take longer than the owner waits."""
+    most = MESSAGE_BYTES // 8  # In JSON one character may take six.
     if isinstance(error, UnsupportedVersionError):
-        key, text = "refused", str(error)
+        lost = Lost(str(error)[:most], refused=True)
     else:
-        key, text = "failed", f"{type(error).__name__}: {error}"
+        lost = Lost(f"{GONE}{type(error).__name__}: {error}"[:most])
         traceback.print_exception(error)
     try:
-        owner.sendall(json.dumps({key: text[: MESSAGE_BYTES // 8]}).encode())  # In JSON one character may take six.
+        owner.sendall(json.dumps(as_json(lost)).encode())
     except OSError:
         pass  # The owner is gone.
     sys.stderr.flush()

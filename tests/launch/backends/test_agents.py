@@ -1,6 +1,5 @@
 """What launcher and agents say to each other, and what an agent checks before it starts anything."""
 
-import dataclasses
 import errno
 import os
 import signal
@@ -24,7 +23,7 @@ from tfdist.launch.backends.agents.frames import BOOTSTRAP, START, Decoder, enco
 from tfdist.launch.backends.agents.link import Link
 from tfdist.launch.backends.agents.remote_tasks import RemoteTasks
 from tfdist.launch.backends.interface import Plan
-from tfdist.launch.jobs.events import Memory, Ready, Started, Unreachable, Used
+from tfdist.launch.jobs.events import Memory, Ready, Started, Unreachable, Used, as_json
 from tfdist.launch.jobs.job import Job, JobFiles, Program
 from tfdist.launch.jobs.progress import Progress, read
 from tfdist.planner.use import Use
@@ -230,13 +229,13 @@ def test_what_an_agent_warns_of_is_shown_with_its_host(tmp_path):
 
 def test_process_id_memory_use_and_progress_of_a_remote_task_arrive_here(tmp_path):
     use = Use(8.0, 0.9, 0.1, 0.95, 2, 0.5, None, 3.0, 4.0)
+    sent = [Started("worker:0", 4711), Memory("worker:0", 61_000_000), Used("worker:0", use)]
     cluster = Cluster((Task("worker", 0, "h1", 1),))
 
     def command(host):
         hello = {"version": __version__, "address": "", "unknown_hosts": [], "warnings": [], "ports": {"worker:0": 4000}}
         says = START + encode({"hello": hello}) + encode({"ready": True})
-        says += encode({"started": "worker:0", "pid": 4711}) + encode({"memory": "worker:0", "size": 61_000_000})
-        says += encode({"used": "worker:0", "use": dataclasses.asdict(use)})
+        says += b"".join(encode(as_json(event)) for event in sent)
         says += encode({"steps": "worker:0"}, b"7") + encode({"progress": "worker:0"}, b'{"phase": "fit", "epoch": 2}')
         # It speaks when it is told to start the task.
         return [
@@ -252,7 +251,7 @@ def test_process_id_memory_use_and_progress_of_a_remote_task_arrive_here(tmp_pat
         while (progress := read(tmp_path / "report.json")) is None:
             assert time.monotonic() < deadline
             events += tasks.poll(0.1)
-        assert {Started("worker:0", 4711), Memory("worker:0", 61_000_000), Used("worker:0", use)} <= set(events)
+        assert set(sent) <= set(events)
         assert progress == Progress("fit", 2)
         assert (tmp_path / "report.json.steps").read_text() == "7"  # For `--fail_at`.
     finally:
