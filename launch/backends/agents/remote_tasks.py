@@ -88,6 +88,7 @@ class RemoteTasks:
         self._output: list[Output] = []
         self._has_room = True
         self._is_ready = False
+        self._is_refused = False  # By what is installed on a host.
         self._is_closing = False
         self._selector = selectors.DefaultSelector()
         self._links: dict[str, Link] = {}
@@ -207,7 +208,7 @@ class RemoteTasks:
         elif "event" in message:
             event = from_json(message)
             if isinstance(event, Lost):
-                self._links[host].lost = printable(event.reason)
+                self._links[host].lost, self._is_refused = printable(event.reason), event.refused
                 return
             if isinstance(event, Exited):
                 self._running.discard(event.task)
@@ -277,7 +278,7 @@ class RemoteTasks:
             _left_at[self._shown(host)] = time.monotonic()
         self._drop(host)
         if not self._is_ready:
-            self._events.append(Lost(f"{self._shown(host)} cannot be used: {reason}", is_host_away=is_away))
+            self._events.append(Lost(f"{self._shown(host)} cannot be used: {reason}", self._is_refused, is_away))
             return
         why = f"{self._shown(host)}: {reason}"
         for name in sorted(self._running):

@@ -23,7 +23,7 @@ from tfdist.launch.backends.agents.frames import BOOTSTRAP, START, Decoder, enco
 from tfdist.launch.backends.agents.link import Link
 from tfdist.launch.backends.agents.remote_tasks import RemoteTasks
 from tfdist.launch.backends.interface import Plan
-from tfdist.launch.jobs.events import Memory, Ready, Started, Unreachable, Used, as_json
+from tfdist.launch.jobs.events import Lost, Memory, Ready, Started, Unreachable, Used, as_json
 from tfdist.launch.jobs.job import Job, JobFiles, Program
 from tfdist.launch.jobs.progress import Progress, read
 from tfdist.planner.use import Use
@@ -354,6 +354,20 @@ def test_a_host_that_cannot_be_connected_to_for_want_of_files_is_a_task_that_can
     tasks.start(cluster.tasks[0], {}, None, False)
     assert [(event.task, event.note) for event in tasks.poll(0.0)] == [("worker:0", "[Errno 24] Too many open files")]
     tasks._drop("h2")
+    tasks.close()
+
+
+def test_a_host_whose_tensorflow_is_refused_does_not_look_like_one_that_may_be_used_later(tmp_path):
+    cluster = Cluster((Task("worker", 0, "h1", 1),))
+    says = START + encode(as_json(Lost("TensorFlow 1.15 is too old", refused=True)))
+    command = [sys.executable, "-c", f"import os, time; os.write(1, {says!r}); time.sleep(60)"]
+    plan = Plan(Job(cluster, choose(cluster), Program(script="x.py")))
+    tasks = RemoteTasks(plan, JobFiles(tmp_path), lambda host: command, "/")
+    deadline, events = time.monotonic() + 20, []
+    while not events:
+        assert time.monotonic() < deadline
+        events = tasks.poll(0.1)
+    assert events == [Lost("h1 cannot be used: TensorFlow 1.15 is too old", refused=True)]
     tasks.close()
 
 
