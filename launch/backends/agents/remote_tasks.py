@@ -102,7 +102,7 @@ class RemoteTasks:
 
     @property
     def log(self) -> Path | None:
-        """None: what ssh says is part of the reason of `Lost`."""
+        """None: what ssh, or another command, says is part of the reason of `Lost`."""
         return None
 
     def poll(self, timeout: float, *, output: bool = True) -> list[Event]:
