@@ -277,13 +277,6 @@ def test_an_error_in_a_file_names_file_and_line(launch, tmp_path):
     assert launch("--cluster", "typo.conf").stderr.startswith("tfdist: typo.conf:4: ")
 
 
-def test_a_process_that_tf_config_makes_a_task_has_to_run_the_program_itself(launch):
-    config = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
-    got = launch(TF_CONFIG=config)
-    assert got.returncode == 2
-    assert "this process is worker:1" in got.stderr
-
-
 @pytest.mark.parametrize(
     "arguments", [["--tier", "STANDARD_1"], ["--tier", "BASIC"], ["--cluster", "job.conf"], ["--cluster", "tf.json"]]
 )
@@ -323,18 +316,6 @@ def test_flags_are_split_from_the_program_however_they_are_spelled():
         assert splitting.split(["tfdist", *words], cli.FLAGS) == (["tfdist", *expected], ["train.py"])
     module = ["-m", "package", "-v"]
     assert splitting.split(["tfdist", *module], cli.FLAGS) == (["tfdist", "-m", "package"], ["-v"])
-
-
-def test_words_after_the_program_are_its_arguments(launch, tmp_path):
-    (tmp_path / "train.py").write_text("")
-    got = launch("--tier", "BASIC", "--dry_run", "train.py", "--tier", "NONSENSE")
-    assert got.returncode == 0, got.stderr
-
-
-def test_words_after_the_module_are_its_arguments(launch, tmp_path):
-    (tmp_path / "train.py").write_text("")
-    got = launch("--tier", "BASIC", "--dry_run", "-m", "train", "--tier", "NONSENSE")
-    assert got.returncode == 0, got.stderr
 
 
 def test_a_reader_that_closes_the_pipe_is_no_error(tmp_path):
