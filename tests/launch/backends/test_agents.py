@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from listening import LISTENS
 from support_paths import CHECKOUT, PROGRAMS
 
 from tfdist import Cluster, Task
@@ -260,19 +261,8 @@ def test_process_id_memory_use_and_progress_of_a_remote_task_arrive_here(tmp_pat
         tasks.close()
 
 
-SERVES = """
-import json, os, socket, time
-address = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"][0]
-listener = socket.socket()
-listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-listener.bind(("", int(address.rpartition(":")[2])))
-listener.listen()
-time.sleep(600)
-"""
-
-
 def test_a_task_that_is_started_again_waits_for_its_port_until_the_agent_that_was_lost_has_ended(tmp_path):
-    (tmp_path / "x.py").write_text(SERVES)
+    (tmp_path / "x.py").write_text(f"{LISTENS}time.sleep(600)")
     cluster = Cluster((Task("worker", 0, "h1"),)).addressed()
     plan = Plan(Job(cluster, choose(cluster), Program(script="x.py")), open_ports=frozenset({"worker:0"}))
     # As behind ssh, the launcher is not the parent of the agent.
@@ -306,7 +296,7 @@ def test_a_task_that_is_started_again_waits_for_its_port_until_the_agent_that_wa
 
 
 def test_a_task_whose_room_is_on_another_node_when_it_is_started_again_is_refused(tmp_path):
-    (tmp_path / "x.py").write_text(SERVES)
+    (tmp_path / "x.py").write_text(f"{LISTENS}time.sleep(600)")
     cluster = Cluster((Task("worker", 0, "192.0.2.1", 1),))  # Not an address of this machine, where the second agent runs.
     agent_command = [sys.executable, str(PROGRAMS / "quick_agent.py"), "-c", BOOTSTRAP]
     hello = {"version": __version__, "address": "", "unknown_hosts": [], "warnings": [], "ports": {"worker:0": 4000}}

@@ -13,6 +13,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from listening import LISTENS
 from processes import MARK, end_processes, processes_of
 from support_paths import CHECKOUT, PROGRAMS
 from tools import needs
@@ -22,18 +23,13 @@ from tfdist.launch.backends.ray import placement
 
 pytestmark = [pytest.mark.cluster, needs("ray")]
 
-SERVES = """
-import json, os, pathlib, socket, sys, time
+SERVES = (
+    LISTENS
+    + """
 folder = pathlib.Path(os.environ["TEST_FOLDER"])
-config = json.loads(os.environ["TF_CONFIG"])
-me = config["task"]
-address = config["cluster"].get(me["type"], {me["index"]: ":0"})[me["index"]]
-listener = socket.socket()
-listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-listener.bind(("", int(address.rpartition(":")[2])))
-listener.listen()
-(folder / f"pid-{me['type']}-{me['index']}").write_text(str(os.getpid()))
+(folder / f"pid-{name}").write_text(str(os.getpid()))
 """
+)
 
 
 class RayHere:
