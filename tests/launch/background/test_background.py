@@ -19,6 +19,7 @@ from processes import MARK, processes_of
 from support_paths import PROGRAMS
 from waits import wait_until
 
+from tfdist.launch.backends.interface import BackendError
 from tfdist.launch.background import background_jobs
 from tfdist.launch.jobs.job_status import JobStatus, State
 from tfdist.launch.supervision.state_file import StateFile
@@ -165,6 +166,16 @@ def test_following_goes_on_after_a_log_was_cut(tmp_path, monkeypatch):
             log.write_text("4\n")
             state[0] = State.SUCCEEDED
     assert got == ["1", "2", "3", "4"]
+
+
+def test_following_a_task_that_has_not_started_ends_when_the_folder_of_the_job_is_removed(tmp_path, monkeypatch):
+    def sleep(seconds):
+        raise AssertionError("it waits")
+
+    monkeypatch.setattr(background_jobs, "time", SimpleNamespace(sleep=sleep))
+    folder = SimpleNamespace(path=tmp_path / "gone", status=lambda: JobStatus(State.STARTING))
+    with pytest.raises(BackendError, match="gone was removed, and nothing else tells when the job ends"):
+        next(background_jobs._lines(tmp_path / "worker-1.log", folder, follow=True))
 
 
 def test_following_ends_when_the_folder_of_the_job_is_removed(detach, tfdist, tmp_path):
