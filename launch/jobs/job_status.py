@@ -106,28 +106,10 @@ class JobStatus:
         return cls(state, tasks, values.get("reason", ""), values.get("exit_code"), progress, values.get("binding"))
 
     def as_json(self) -> dict[str, Any]:
-        """Returns a dict for `json.dumps`: the attributes, with `tasks` as a list of dicts."""
-        return {
-            "state": str(self.state),
-            "reason": self.reason,
-            "exit_code": self.exit_code,
-            "progress": None if self.progress is None else asdict(self.progress),
-            "binding": self.binding,
-            "tasks": [
-                {
-                    "task": task.name,
-                    "state": str(task.state),
-                    "where": task.where,
-                    "exit_code": task.exit_code,
-                    "restarts": task.restarts,
-                    "note": task.note,
-                    "pid": task.pid,
-                    "memory": task.memory,
-                    "use": None if task.use is None else asdict(task.use),
-                }
-                for task in self.tasks
-            ],
-        }
+        """Returns a dict for `json.dumps`: the attributes, with `tasks` as a list of dicts, in which `task` is the name."""
+        values = asdict(self)
+        tasks = values.pop("tasks")
+        return {**values, "tasks": [{"task": task.pop("name"), **task} for task in tasks]}
 
 
 def read(path: Path) -> JobStatus | None:
