@@ -16,7 +16,7 @@ from tfdist.launch.backends.agents.frames import BESIDE_REPORT, SILENCE_SECONDS,
 from tfdist.launch.backends.agents.link import Link
 from tfdist.launch.backends.interface import Plan
 from tfdist.launch.jobs.events import Event, Exited, Lost, NotStarted, Output, Ready, Unreachable, from_json
-from tfdist.launch.jobs.job import JobFiles
+from tfdist.launch.jobs.job import JobFiles, without_task
 from tfdist.messages import printable
 from tfdist.version import __version__
 
@@ -177,7 +177,7 @@ class RemoteTasks:
                 name: value for name, value in os.environ.items() if name.startswith(SENT_PREFIXES) and name not in NOT_SENT
             },
             "path": _module_folders(),
-            "cluster": _config(self._cluster),
+            "cluster": without_task(self._cluster),
             "source": self._cluster.source.name,
             "open_ports": [] if self._is_ready else sorted(self._plan.open_ports),
             "tasks": [task.name for task in self._hosts[host]],
@@ -246,7 +246,7 @@ class RemoteTasks:
             tasks.append(dataclasses.replace(task, host=address, port=found["ports"][task.name]))
         self._cluster = dataclasses.replace(self._cluster, tasks=tuple(tasks))
         for link in self._links.values():
-            link.say({"cluster": _config(self._cluster)})
+            link.say({"cluster": without_task(self._cluster)})
 
     def _named_twice(self) -> Iterator[str]:
         """Yields a warning for each machine with GPUs that has an agent for each of several names."""
@@ -311,9 +311,3 @@ def _module_folders() -> list[str]:
     folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     clone = str(Path(tfdist.__file__).parent.parent)
     return folders if "-packages" in clone or clone in folders else [*folders, clone]
-
-
-def _config(cluster: Cluster) -> dict[str, Any]:
-    """Returns the cluster as TF_CONFIG without a task, which `tfdist.read` reads."""
-    first = cluster.tasks[0]
-    return {name: value for name, value in cluster.tf_config(first.job, first.index).items() if name != "task"}
