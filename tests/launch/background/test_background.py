@@ -22,7 +22,6 @@ from waits import wait_until
 from tfdist.launch.backends.interface import BackendError
 from tfdist.launch.background import background_jobs
 from tfdist.launch.jobs.job_status import JobStatus, State
-from tfdist.launch.supervision.state_file import StateFile
 
 pytestmark = pytest.mark.cluster
 
@@ -391,18 +390,3 @@ def test_a_full_disk_with_state_file_and_output_does_not_end_a_job(variables, tm
     (tmp_path / "go").touch()
     assert launcher.wait(60) == 0
     assert read_json("summary.json")["exit_code"] == 0
-
-
-def test_a_state_that_cannot_be_written_is_said_once(tmp_path):
-    said = []
-    writer = StateFile(str(tmp_path / "state.json"), 5.0)
-    writer.begins(said.append)
-    (tmp_path / "state.json").unlink()
-    (tmp_path / "state.json.part").mkdir()
-    for _ in range(3):
-        writer.changed(JobStatus(State.RUNNING))
-    assert said == [f"--state_file {tmp_path}/state.json: Is a directory; the state there may be out of date"]
-    (tmp_path / "state.json.part").rmdir()
-    writer.changed(JobStatus(State.SUCCEEDED))
-    writer.changed(JobStatus(State.CANCELLED))  # A signal after the end.
-    assert json.loads((tmp_path / "state.json").read_text())["state"] == "succeeded"

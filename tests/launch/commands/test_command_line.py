@@ -289,21 +289,6 @@ def test_the_flag_evaluator_adds_one_to_any_description_without_one(launch, tmp_
     assert got.stdout.count('"task": {"type": "evaluator", "index": 0}') == 1
 
 
-def test_flags_may_have_dashes_like_those_of_gcloud(launch):
-    got = launch(
-        "--tier",
-        "CUSTOM",
-        "--master-machine-type=standard",
-        "--worker-machine-type",
-        "standard",
-        "--worker-count",
-        "2",
-        "--dry-run",
-    )
-    assert got.returncode == 0, got.stderr
-    assert "1 chief, 2 workers" in got.stdout
-
-
 def test_flags_are_split_from_the_program_however_they_are_spelled():
     for words, expected in (
         (["-n4", "train.py"], ["--workers=4"]),

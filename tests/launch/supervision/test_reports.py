@@ -11,6 +11,7 @@ from support_paths import PROGRAMS
 from tfdist.launch.command_line import checks
 from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs import progress
+from tfdist.launch.jobs.job_status import JobStatus, State
 from tfdist.launch.supervision import log_folder, summary
 from tfdist.launch.supervision.state_file import StateFile
 
@@ -52,6 +53,21 @@ def test_files_that_are_devices_links_or_standard_output_stay(tmp_path):
     with open(kept, "w") as output:
         subprocess.run([sys.executable, "-c", code], stdout=output, check=True, timeout=60)
     assert kept.read_text().split() == ["before", "{", '"exit_code":', "0", "}"]
+
+
+def test_a_state_that_cannot_be_written_is_said_once(tmp_path):
+    said = []
+    writer = StateFile(str(tmp_path / "state.json"), 5.0)
+    writer.begins(said.append)
+    (tmp_path / "state.json").unlink()
+    (tmp_path / "state.json.part").mkdir()
+    for _ in range(3):
+        writer.changed(JobStatus(State.RUNNING))
+    assert said == [f"--state_file {tmp_path}/state.json: Is a directory; the state there may be out of date"]
+    (tmp_path / "state.json.part").rmdir()
+    writer.changed(JobStatus(State.SUCCEEDED))
+    writer.changed(JobStatus(State.CANCELLED))  # A signal after the end.
+    assert json.loads((tmp_path / "state.json").read_text())["state"] == "succeeded"
 
 
 @pytest.mark.parametrize("name", ["report.json", "report.json.progress", "report.json.steps", "report.json.progress.part"])
