@@ -86,9 +86,8 @@ class Restarts:
         start: Callable[[Task], None],
         kill: Callable[[Task], None],
         say: Callable[[str], None],
-        limit: int = MAX_RESTARTS,
-        window: float = WINDOW_SECONDS,
         limits: Mapping[str, int] | None = None,
+        window: float = WINDOW_SECONDS,
         meanwhile: str = GOES_ON,
         can_continue: Callable[[Collection[str]], bool] = lambda running: True,
         awaited: Collection[Task] = (),
@@ -100,16 +99,15 @@ class Restarts:
             start: starts the process of a task.
             kill: kills the process of a task.
             say: shows a line to the user.
-            limit: restarts of each task, at most, until it has run for `window`.
+            limits: restarts of each task, at most, until it has run for `window`, by job. Default: `MAX_RESTARTS`.
             window: seconds.
-            limits: the same as `limit`, by job, where it differs.
             meanwhile: what the training does until a task is back, for messages. For those in `awaited` it waits.
             can_continue: whether the training goes on if only these of the tasks are left.
             awaited: the tasks that all others wait for, because they hold parameters.
         """
         self._running_time, now = RunningTime(time.monotonic), time.monotonic()
         self._all = {
-            task.name: _Restartable(task, (limits or {}).get(task.job, limit), is_awaited=task in awaited, started_at=now)
+            task.name: _Restartable(task, (limits or {}).get(task.job, MAX_RESTARTS), task in awaited, started_at=now)
             for task in tasks
         }
         self._start = start

@@ -36,7 +36,6 @@ class LivePanel:
     def __init__(
         self,
         stream: BackgroundWriter,
-        descriptor: int,
         render: Callable[[int, int], list[str]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -44,12 +43,10 @@ class LivePanel:
 
         Args:
             stream: writes to the terminal.
-            descriptor: the terminal.
             render: returns the lines of the panel for a number of columns and of rows at most. No line may be wider.
             clock: returns seconds.
         """
         self._stream = stream
-        self._descriptor = descriptor
         self._render = render
         self._clock = clock
         self._new: deque[tuple[str, bool]] = deque()  # Lines that are not shown yet, and whether each is important.
@@ -127,13 +124,13 @@ class LivePanel:
     def _is_ours(self) -> bool:
         """Returns whether this process is in the foreground of its terminal: not after `bg`."""
         try:
-            return os.tcgetpgrp(self._descriptor) == os.getpgrp()
+            return os.tcgetpgrp(self._stream.fileno()) == os.getpgrp()
         except OSError:
             return True  # It is not the terminal that controls this process.
 
     def _terminal_size(self) -> tuple[int, int]:
         try:
-            size = os.get_terminal_size(self._descriptor)
+            size = os.get_terminal_size(self._stream.fileno())
         except OSError:
             return 80, 24
         return size.columns, size.lines

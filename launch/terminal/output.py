@@ -106,7 +106,7 @@ class Terminal:
             render: see `LivePanel`.
         """
         if self.is_tty and isinstance(self._stream, BackgroundWriter):
-            panel = self._panel = LivePanel(self._stream, self._stream.fileno(), render)
+            panel = self._panel = LivePanel(self._stream, render)
             signal.signal(signal.SIGCONT, lambda *_: panel.resumed())
 
     def hide_panel(self) -> None:

@@ -57,7 +57,7 @@ class Drawn:
         self.lines = ["== panel", "row one", "row two"]
         monkeypatch.setattr(LivePanel, "_terminal_size", lambda _: self.size)
         monkeypatch.setattr(LivePanel, "_is_ours", lambda _: True)
-        self.panel = LivePanel(self.stream, 1, lambda columns, rows: self.lines[:rows], lambda: self.now)
+        self.panel = LivePanel(self.stream, lambda columns, rows: self.lines[:rows], lambda: self.now)
 
     def tick(self, seconds=0.5):
         self.now += seconds
