@@ -107,9 +107,14 @@ class JobStatus:
 
     def as_json(self) -> dict[str, Any]:
         """Returns a dict for `json.dumps`: the attributes, with `tasks` as a list of dicts, in which `task` is the name."""
-        values = asdict(self)
+        values = {**vars(self), "progress": self.progress and asdict(self.progress)}
         tasks = values.pop("tasks")
-        return {**values, "tasks": [{"task": task.pop("name"), **task} for task in tasks]}
+        return {**values, "tasks": [_as_json(task) for task in tasks]}
+
+
+def _as_json(task: TaskStatus) -> dict[str, Any]:
+    values = {**vars(task), "use": task.use and vars(task.use)}  # `asdict` takes long for hundreds of tasks.
+    return {"task": values.pop("name"), **values}
 
 
 def read(path: Path) -> JobStatus | None:
