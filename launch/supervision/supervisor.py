@@ -187,6 +187,7 @@ class Supervisor:
             self._scaling.tick()
             self._pass_signals_on()
             self._read_progress()
+            self._board.tick()
             self._kill_stopped()
             if self._punisher is not None:
                 self._punisher.tick(self._files.report, self._tasks.running, self._tasks.signal, self._say)
