@@ -351,8 +351,7 @@ class Supervisor:
         self._evaluators.stop()
         # Training tasks end first: their connections to the servers then close in order, without pages of errors. They receive
         # SIGINT after Ctrl-C, which Python turns into KeyboardInterrupt: the program may want to save.
-        interrupted = self._signals[:1] == [signal.SIGINT]
-        number = signal.SIGINT if interrupted else signal.SIGTERM
+        number = signal.SIGINT if self._signals[:1] == [signal.SIGINT] else signal.SIGTERM
         begin = time.monotonic()
         # After a failure the others have nothing to save, and may wait for the one that failed.
         grace = self._settings.grace_period if self._signals else min(END_SECONDS, self._settings.grace_period)
