@@ -44,9 +44,11 @@ class RunningTasks:
     def poll(self, timeout: float) -> Event | None:
         """Passes output on for at most `timeout` seconds, until something happens; returns the event, if there is one."""
         self._terminal.tick()
+        if self._events:
+            timeout = 0.0
         # Behind a slow reader the tasks wait in their own writes, as they would without the launcher.
         has_room = self._terminal.wait_for_room(timeout)
-        self._take(self._runner.poll(timeout if has_room and not self._events else 0, output=has_room))
+        self._take(self._runner.poll(timeout if has_room else 0, output=has_room))
         event = self._events.popleft() if self._events else None
         if isinstance(event, Exited):
             self.exits[event.task] = event.code
