@@ -217,7 +217,7 @@ class Supervisor:
 
     def _stall(self) -> Failure | None:
         """Returns a failure if the training tasks have been silent for too long, after their Python stacks went to the logs."""
-        if self._tasks.have_printed() or self._startup.missing or not self._tasks.any_started:
+        if self._tasks.have_printed() or self._tasks.waits_for_reader or self._startup.missing or not self._tasks.any_started:
             self._watchdog.heard()
         if not self._watchdog.tick():
             return None
@@ -256,7 +256,7 @@ class Supervisor:
     def _no_step(self) -> Failure | None:
         """Returns a failure if `fit` has made no step for too long, after the tasks' Python stacks went to the logs."""
         progress = self._progress
-        if progress is None or progress.phase == "idle":
+        if progress is None or progress.phase == "idle" or self._tasks.waits_for_reader:
             self._step_watchdog.heard()
         if not self._step_watchdog.tick() or progress is None:
             return None
