@@ -135,9 +135,10 @@ class Terminal:
             self.line(task, text)
 
     def progress(self, task: str, text: str) -> None:
-        """Shows the unfinished line of a task until something else is printed; only on a real terminal."""
+        """Shows the unfinished line of a task, or nothing, until something else is printed; only on a real terminal."""
         if self._panel is not None:
-            self.unfinished = self._prefix(task) + shown(text, False)
+            if text or self.unfinished.startswith(f"{task} | "):
+                self.unfinished = f"{task} | {shown(text, False)}" if text else ""
             return
         now = time.monotonic()
         is_behind = isinstance(self._stream, BackgroundWriter) and not self._stream.is_idle
@@ -211,8 +212,7 @@ class TaskOutput:
             text = "\n".join(shown(line, False) for line in lines)
             self._write(text if self._lines.is_cut else f"{text}\n")
             self._terminal.lines(self.task, lines)
-        if self._lines.rest:
-            self._terminal.progress(self.task, self._lines.rest)
+        self._terminal.progress(self.task, self._lines.rest)
 
     def close(self) -> None:
         """Ends the unfinished line, and closes the file."""

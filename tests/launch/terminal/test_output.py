@@ -4,6 +4,7 @@ import fcntl
 import io
 import os
 import resource
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,6 +81,22 @@ def test_only_a_real_terminal_shows_an_unfinished_line_until_the_next_finished_o
     terminal.progress("chief:0", "1/3")
     terminal.line("chief:0", "done")
     assert real.getvalue().endswith("\r\x1b[K\x1b[36mchief:0 | \x1b[0mdone\n")
+
+
+def test_a_panel_has_the_latest_unfinished_line_as_plain_text_until_it_ends(monkeypatch, tmp_path):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    terminal = Terminal(["chief:0", "worker:10"], FakeTerminal())
+    terminal._panel = SimpleNamespace(add=lambda line, important: None)
+    chief, worker = (TaskOutput(name, tmp_path / name, terminal) for name in ("chief:0", "worker:10"))
+    for output, data, unfinished in (
+        (chief, b"\r\x1b[31m10%", "chief:0 | 10%"),
+        (worker, b"a line\n", "chief:0 | 10%"),
+        (chief, b"\r20%", "chief:0 | 20%"),
+        (chief, b"\n", ""),
+    ):
+        output.add(data)
+        assert terminal.unfinished == unfinished
 
 
 def test_the_terminal_hides_the_lines_of_every_tensorflow_start_unless_verbose():
