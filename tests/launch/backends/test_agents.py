@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 from listening import LISTENS
 from support_paths import CHECKOUT, PROGRAMS
+from waits import wait_until
 
 from tfdist import Cluster, Task
 from tfdist.choice import choose
@@ -214,11 +215,7 @@ def test_what_an_agent_warns_of_is_shown_with_its_host(tmp_path):
     plan = Plan(Job(cluster, choose(cluster), Program(script="x.py")))
     tasks = RemoteTasks(plan, JobFiles(tmp_path), command, "/")
     try:
-        deadline, events = time.monotonic() + 20, []
-        while not events:
-            assert time.monotonic() < deadline
-            events = tasks.poll(0.1)
-        (ready,) = events
+        (ready,) = wait_until(lambda: tasks.poll(0.1))
         assert isinstance(ready, Ready) and ready.warnings == ("Gpu1: no GPU 7", "gpu2: no GPU 7")
         # The first host is known only to the user's ssh, so its tasks get the address at which ssh reached it.
         assert [task.address for task in ready.cluster.tasks] == ["10.0.0.1:4001", "gpu2:4002"]
@@ -248,10 +245,8 @@ def test_process_id_memory_use_and_progress_of_a_remote_task_arrive_here(tmp_pat
     tasks = RemoteTasks(Plan(Job(cluster, choose(cluster), Program(script="x.py"))), JobFiles(tmp_path), command, "/")
     try:
         tasks.start(cluster.tasks[0], {}, str(tmp_path / "report.json"), False)
-        deadline, events = time.monotonic() + 20, []
-        while (progress := read(tmp_path / "report.json")) is None:
-            assert time.monotonic() < deadline
-            events += tasks.poll(0.1)
+        events = []
+        progress = wait_until(lambda: events.extend(tasks.poll(0.1)) or read(tmp_path / "report.json"))
         assert set(sent) <= set(events)
         assert progress == Progress("fit", 2)
         assert (tmp_path / "report.json.steps").read_text() == "7"  # For `--fail_at`.
@@ -353,11 +348,7 @@ def test_a_host_whose_tensorflow_is_refused_does_not_look_like_one_that_may_be_u
     command = [sys.executable, "-c", f"import os, time; os.write(1, {says!r}); time.sleep(60)"]
     plan = Plan(Job(cluster, choose(cluster), Program(script="x.py")))
     tasks = RemoteTasks(plan, JobFiles(tmp_path), lambda host: command, "/")
-    deadline, events = time.monotonic() + 20, []
-    while not events:
-        assert time.monotonic() < deadline
-        events = tasks.poll(0.1)
-    assert events == [Lost("h1 cannot be used: TensorFlow 1.15 is too old", refused=True)]
+    assert wait_until(lambda: tasks.poll(0.1)) == [Lost("h1 cannot be used: TensorFlow 1.15 is too old", refused=True)]
     tasks.close()
 
 

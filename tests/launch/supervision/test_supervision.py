@@ -5,11 +5,11 @@ import os
 import signal
 import socket
 import textwrap
-import time
 
 import pytest
 from listening import LISTENS
 from support_paths import PROGRAMS
+from waits import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -375,10 +375,7 @@ def test_tensorboard_runs_as_long_as_the_job_and_its_address_is_said(start, scri
         fresh=True,
     )
     (tmp_path / "tensorboard-pid").unlink()
-    deadline = time.monotonic() + 20
-    while not ((tmp_path / "tensorboard-pid").exists() and (tmp_path / "pid-chief-0").exists()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: (tmp_path / "tensorboard-pid").exists() and (tmp_path / "pid-chief-0").exists())
     killed.process.kill()
     assert killed.left(within=10) == {}
 
