@@ -134,17 +134,17 @@ def small_cluster(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], str]:
-    """Writes a program that first writes the process id of its task into `pid-JOB-INDEX`; returns its path."""
+def script(tmp_path: Path) -> Callable[..., str]:
+    """Writes a program of some parts that first writes the process id of its task into `pid-JOB-INDEX`; returns its path."""
 
-    def write(body: str) -> str:
+    def write(*parts: str) -> str:
         head = """
             import json, os, pathlib
             me = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {})
             pathlib.Path(f"pid-{me.get('type')}-{me.get('index')}").write_text(str(os.getpid()))
         """
         path = tmp_path / "program.py"
-        path.write_text(textwrap.dedent(head) + textwrap.dedent(body))
+        path.write_text("".join(map(textwrap.dedent, (head, *parts))))
         return str(path)
 
     return write

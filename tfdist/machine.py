@@ -38,6 +38,19 @@ def boot() -> str:
     return f"{started} {os.readlink('/proc/self/ns/pid')}"
 
 
+def process_fields(process: int | str) -> list[str]:
+    """Returns the fields of /proc/PID/stat after the name, from the state on (proc(5)); none if there is no such process.
+
+    Args:
+        process: the process id, or PID/task/TID for a thread.
+    """
+    try:
+        with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
 @functools.cache
 def installed() -> Installed:
     """Returns the GPUs of this machine."""

@@ -144,6 +144,11 @@ class LogLine:
     task: str
     text: str
 
+    @property
+    def shown(self) -> str:
+        """The line as a launcher shows it: behind the name of its task, if it has one."""
+        return f"{self.task} | {self.text}" if self.task else self.text
+
     @classmethod
     def of_launcher(cls, line: str) -> "LogLine":
         """Returns a line that a launcher has shown, which begins with the name of its task if it has one."""

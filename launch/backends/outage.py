@@ -4,7 +4,6 @@ The API server of Kubernetes and the controller of Slurm are updated and started
 """
 
 import time
-from collections.abc import Callable
 
 from tfdist.launch.backends.interface import NoAnswerError
 
@@ -15,8 +14,7 @@ OUTAGE_SECONDS = 600.0
 class Outage:
     """Takes note of the answers of a system, and of those that it does not give."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._began: float | None = None
 
     def without_answer(self, error: NoAnswerError) -> str:
@@ -26,9 +24,9 @@ class Outage:
             NoAnswerError: `error`, if there was no answer for `OUTAGE_SECONDS`.
         """
         if self._began is None:
-            self._began = self._clock()
+            self._began = time.monotonic()
             return f"{error}; the job may go on meanwhile, and is asked for again, for up to {OUTAGE_SECONDS:.0f} s"
-        if self._clock() - self._began > OUTAGE_SECONDS:
+        if time.monotonic() - self._began > OUTAGE_SECONDS:
             raise error
         return ""
 

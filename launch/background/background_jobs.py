@@ -115,7 +115,7 @@ def _lines(path: Path, folder: JobFolder, follow: bool) -> Iterator[str]:
                 raise BackendError(f"{path} does not exist any more") from error
             if not follow:
                 return  # The task has not started.
-            time.sleep(POLL_SECONDS)
+            _wait(folder)
         except OSError as error:
             raise BackendError(f"{path} cannot be read: {error.strerror}") from error
     with file:
@@ -128,8 +128,13 @@ def _lines(path: Path, folder: JobFolder, follow: bool) -> Iterator[str]:
                 yield from (line.decode("utf-8", "replace") for line in finished)
             if has_ended:
                 break
-            if not folder.path.is_dir():
-                raise BackendError(f"{folder.path} was removed, and nothing else tells when the job ends")
-            time.sleep(POLL_SECONDS)
+            _wait(folder)
     if buffered:
         yield buffered.decode("utf-8", "replace")
+
+
+def _wait(folder: JobFolder) -> None:
+    """Waits a moment for more of a job. Raises BackendError if its folder is gone."""
+    if not folder.path.is_dir():
+        raise BackendError(f"{folder.path} was removed, and nothing else tells when the job ends")
+    time.sleep(POLL_SECONDS)

@@ -12,7 +12,7 @@ from tfdist.errors import ClusterError
 from tfdist.launch.backends.interface import Attached, BackendError, Plan, handle_of
 from tfdist.launch.background.job_folder import JobFolder
 from tfdist.launch.errors import UsageError, print_error
-from tfdist.launch.jobs.job import JobFiles
+from tfdist.launch.jobs.job import JobFiles, without_task
 from tfdist.launch.jobs.job_status import JobStatus, State
 from tfdist.launch.jobs.settings import Settings
 from tfdist.launch.supervision import log_folder
@@ -123,14 +123,13 @@ class _Recorder(StatusWriter):
 
     def started(self, plan: Plan, files: JobFiles) -> None:
         cluster, choice = plan.job.cluster, plan.job.choice
-        program, first = plan.job.program, cluster.tasks[0]
-        config = cluster.tf_config(first.job, first.index)
+        program = plan.job.program
         self._folder.write_job(
             {
                 "created": time.time(),
                 "folder": plan.job.folder,
                 "program": program.script or f"-m {program.module}",  # Not its arguments, which may be secret.
-                "cluster": {name: value for name, value in config.items() if name != "task"},
+                "cluster": without_task(cluster),
                 "topology": cluster.describe(),
                 "strategy": choice.strategy,
                 "grace_period": self._grace_period,

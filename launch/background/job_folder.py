@@ -19,7 +19,7 @@ from typing import Any
 from tfdist.launch.backends.interface import BackendError
 from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs.job_status import JobStatus, State
-from tfdist.machine import boot
+from tfdist.machine import boot, process_fields
 
 STATE_VARIABLE = "TFDIST_STATE_DIR"
 KEEP_SECONDS = 30 * 24 * 3600.0
@@ -90,11 +90,8 @@ class ProcessName:
 
 def _start_time(pid: int) -> int | None:
     """Returns the start time of a process; None if there is none, or it is a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    fields = process_fields(pid)
+    return None if not fields or fields[0] in "ZX" else int(fields[19])
 
 
 def _place() -> str:

@@ -32,7 +32,7 @@ def run_submitted(backend: str, runs: Detached, plan: Plan, *, follow: bool) -> 
     print(f"tfdist: {plan.job.cluster.describe()}, submitted as {handle}", flush=True)
     try:
         for line in runs.logs(job_id, None, follow=True):
-            print(f"{line.task} | {line.text}" if line.task else line.text, flush=True)
+            print(line.shown, flush=True)
         status = _status(runs, job_id)
     except KeyboardInterrupt:
         print(

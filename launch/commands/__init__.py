@@ -3,6 +3,7 @@
 Each verb imports what it needs when it runs, so that `tfdist --help` answers at once.
 """
 
+import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -33,22 +34,14 @@ tfdist COMMAND --help tells more. Exit code 2: a bad command line or description
 """
 
 
-def _run(argv: list[str]) -> int:
-    from tfdist.launch.commands.cli import main as run
+def _main_of(module: str, *first: str) -> Callable[[list[str]], int]:
+    """Returns the `main` of a module of tfdist, which gets `first` before the words of the command line."""
 
-    run(["tfdist run", *argv])
+    def run(argv: list[str]) -> int:
+        code: int = importlib.import_module(f"tfdist.{module}").main([*first, *argv])
+        return code
 
-
-def _plan(argv: list[str]) -> int:
-    from tfdist.launch.plan.command import main as plan
-
-    return plan(argv)
-
-
-def _translate(argv: list[str]) -> int:
-    from tfdist.translate import main as translate
-
-    return translate(["tfdist translate", *argv])
+    return run
 
 
 def _job(verb: str) -> Callable[[list[str]], int]:
@@ -60,18 +53,6 @@ def _job(verb: str) -> Callable[[list[str]], int]:
     return run
 
 
-def _scale(argv: list[str]) -> int:
-    from tfdist.launch.commands.scale_command import main as scale
-
-    return scale(argv)
-
-
-def _doctor(argv: list[str]) -> int:
-    from tfdist.launch.commands.doctor import main as doctor
-
-    return doctor(argv)
-
-
 def _completion(argv: list[str]) -> int:
     from tfdist.launch.commands.completion import main as completion
 
@@ -79,14 +60,14 @@ def _completion(argv: list[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "run": _run,
-    "plan": _plan,
-    "translate": _translate,
+    "run": _main_of("launch.commands.cli", "tfdist run"),
+    "plan": _main_of("launch.plan.command"),
+    "translate": _main_of("translate", "tfdist translate"),
     "status": _job("status"),
     "logs": _job("logs"),
     "cancel": _job("cancel"),
-    "scale": _scale,
-    "doctor": _doctor,
+    "scale": _main_of("launch.commands.scale_command"),
+    "doctor": _main_of("launch.commands.doctor"),
     "completion": _completion,
 }
 

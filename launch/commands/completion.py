@@ -108,11 +108,11 @@ def _words(commands: Sequence[str]) -> dict[str, list[str]]:
     from tfdist.launch.commands.help_topics import topics
     from tfdist.translate import options, outputs
 
-    run = []
+    run, choices = [], _choices()
     for names in topics(cli.FLAGS).values():
         for name in names:
             flag = cli.FLAGS[name]
-            values = CHOICES[name]() if name in CHOICES else getattr(flag.parser, "enum_values", None) or []
+            values = choices.get(name) or getattr(flag.parser, "enum_values", None) or []
             run += [f"--{name}"] if flag.boolean else [f"--{name}={value}" for value in values] or [f"--{name}="]
     words = {command: ["--help"] for command in commands}
     words["run"] = ["-n", "-m", *run, "--help"]
@@ -136,26 +136,13 @@ def _plan_flags() -> list[str]:
     return [f"--{name}" if values[name].boolean else f"--{name}=" for name in names]
 
 
-def _tiers() -> list[str]:
+def _choices() -> dict[str, list[str]]:
+    """Returns the values of flags that are known, though the type of the flag does not say so."""
+    from tfdist.choice import STRATEGIES
     from tfdist.dialects.cloudml.tiers import TIERS
-
-    return [*TIERS]
-
-
-def _back_ends() -> list[str]:
     from tfdist.launch.backends.registry import backends
 
-    return [*backends()]
-
-
-def _strategies() -> list[str]:
-    from tfdist.choice import STRATEGIES
-
-    return [*STRATEGIES]
-
-
-CHOICES: dict[str, Callable[[], list[str]]] = {"tier": _tiers, "backend": _back_ends, "strategy": _strategies}
-"""Flags whose values are known, though their type does not say so."""
+    return {"tier": [*TIERS], "backend": [*backends()], "strategy": [*STRATEGIES]}
 
 
 def _bash(commands: dict[str, list[str]]) -> str:

@@ -12,7 +12,7 @@ from absl import flags
 from tfdist.cluster import Cluster
 from tfdist.dialects import read
 from tfdist.errors import ClusterError
-from tfdist.launch.backends.interface import Attached, BackendError, Detached, LogLine, handle_of
+from tfdist.launch.backends.interface import Attached, BackendError, Detached, handle_of
 from tfdist.launch.backends.registry import find
 from tfdist.launch.background import job_folder
 from tfdist.launch.background.background_jobs import BackgroundJobs
@@ -179,12 +179,8 @@ def _logs(words: list[str], follow: bool) -> int:
     task = words[1] if len(words) > 1 else None
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # Tasks print arbitrary characters.
     for line in jobs.logs(job_id, task, follow):
-        print(_shown(line, task), flush=follow)
+        print(line.shown if task is None else line.text, flush=follow)
     return 0
-
-
-def _shown(line: LogLine, task: str | None) -> str:
-    return f"{line.task} | {line.text}" if line.task and task is None else line.text
 
 
 def _cancel(words: list[str]) -> int:

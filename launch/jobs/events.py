@@ -1,7 +1,9 @@
 """Events that happen to the processes of tasks, as a back end reports them (`backends/interface.py`)."""
 
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from tfdist.cluster import Cluster
 from tfdist.planner.use import Use
@@ -14,13 +16,11 @@ class Exited:
     Attributes:
         task: `job:index`.
         code: exit code, or minus the number of the signal that killed the process.
-        time: seconds since the epoch.
         note: what else is known about the cause, as the end of a sentence; or empty.
     """
 
     task: str
     code: int
-    time: float
     note: str = ""
 
     @property
@@ -39,6 +39,8 @@ class Exited:
 class NotStarted(Exited):
     """The process of a task could not be started; `note` says why."""
 
+    code: int = 1
+
     @property
     def cause(self) -> str:
         """See `Exited`."""
@@ -49,12 +51,12 @@ class NotStarted(Exited):
 class Unreachable(Exited):
     """The connection to a task is gone, and the task with it; `note` says why, as the second half of a sentence.
 
-    `code` is -SIGKILL: that is how such a task ends.
-
     Attributes:
+        code: how such a task ends.
         had_started: whether the process had been started. False: a new connection could not be made, or not used.
     """
 
+    code: int = -signal.SIGKILL
     had_started: bool = True
 
     @property
@@ -185,3 +187,21 @@ class Lost:
 
 Event = Exited | Output | Started | Memory | Used | Listening | Stopped | Ready | Lost
 """What a back end reports. `NotStarted` and `Unreachable` are `Exited`."""
+
+_SENT: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Exited, NotStarted, Started, Memory, Used, Listening, Stopped, Lost)
+}
+
+
+def as_json(event: Exited | Started | Memory | Used | Listening | Stopped | Lost) -> dict[str, Any]:
+    """Returns a dict for `json.dumps`, with the name of the class as `event`."""
+    return {"event": type(event).__name__, **asdict(event)}
+
+
+def from_json(values: Mapping[str, Any]) -> Event:
+    """Returns the event of which `as_json` has returned the dict."""
+    fields = {name: value for name, value in values.items() if name != "event"}
+    if "use" in fields:
+        fields["use"] = Use.from_json(fields["use"])
+    event: Event = _SENT[values["event"]](**fields)
+    return event

@@ -127,6 +127,12 @@ class Job:
         return "the training waits for it" + ", and variables that its last step had updated are updated twice" * twice
 
 
+def without_task(cluster: Cluster) -> dict[str, Any]:
+    """Returns a cluster as TF_CONFIG without a task, which `tfdist.read` reads."""
+    first = cluster.tasks[0]
+    return {name: value for name, value in cluster.tf_config(first.job, first.index).items() if name != "task"}
+
+
 @dataclass(frozen=True)
 class JobFiles:
     """The files of a job on the machine of its launcher.

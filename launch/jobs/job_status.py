@@ -3,7 +3,7 @@
 import enum
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -87,47 +87,28 @@ class JobStatus:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "JobStatus":
         """Returns the status of what `as_json` has returned; of nothing that of a job that starts."""
-        tasks = tuple(
-            TaskStatus(
-                each["task"],
-                State(each["state"]),
-                each["where"],
-                each["exit_code"],
-                each["restarts"],
-                each["note"],
-                each.get("memory"),
-                Use.from_json(each["use"]) if each.get("use") else None,
-                each.get("pid"),
-            )
-            for each in values.get("tasks", ())
-        )
+        tasks = tuple(map(_task, values.get("tasks", ())))
         progress = Progress.from_json(values["progress"]) if values.get("progress") else None
         state = State(values.get("state", "starting"))
         return cls(state, tasks, values.get("reason", ""), values.get("exit_code"), progress, values.get("binding"))
 
     def as_json(self) -> dict[str, Any]:
-        """Returns a dict for `json.dumps`: the attributes, with `tasks` as a list of dicts."""
-        return {
-            "state": str(self.state),
-            "reason": self.reason,
-            "exit_code": self.exit_code,
-            "progress": None if self.progress is None else asdict(self.progress),
-            "binding": self.binding,
-            "tasks": [
-                {
-                    "task": task.name,
-                    "state": str(task.state),
-                    "where": task.where,
-                    "exit_code": task.exit_code,
-                    "restarts": task.restarts,
-                    "note": task.note,
-                    "pid": task.pid,
-                    "memory": task.memory,
-                    "use": None if task.use is None else asdict(task.use),
-                }
-                for task in self.tasks
-            ],
-        }
+        """Returns a dict for `json.dumps`: the attributes, with `tasks` as a list of dicts, in which `task` is the name."""
+        values = {**vars(self), "progress": self.progress and asdict(self.progress)}
+        tasks = values.pop("tasks")
+        return {**values, "tasks": [_as_json(task) for task in tasks]}
+
+
+def _task(values: Mapping[str, Any]) -> TaskStatus:
+    known = {each.name for each in fields(TaskStatus)}
+    found = {name: value for name, value in values.items() if name in known}
+    use = Use.from_json(values["use"]) if values.get("use") else None
+    return TaskStatus(values["task"], **found | {"state": State(values["state"]), "use": use})
+
+
+def _as_json(task: TaskStatus) -> dict[str, Any]:
+    values = {**vars(task), "use": task.use and vars(task.use)}  # `asdict` takes long for hundreds of tasks.
+    return {"task": values.pop("name"), **values}
 
 
 def read(path: Path) -> JobStatus | None:

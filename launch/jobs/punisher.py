@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tfdist.errors import nearest
 from tfdist.launch.errors import UsageError
+from tfdist.launch.jobs.progress import STEPS_SUFFIX
 
 COUNT_STEPS = "TFDIST_COUNT_STEPS"
 """The variable that makes the task that reports write its steps (strategies/runtime/run_summary.py)."""
@@ -128,9 +129,7 @@ class Punisher:
             )
             say(f"--fail_at {'random' if each.every else '+'.join(each.tasks)},{when} has not happened{why}")
 
-    def tick(
-        self, report: Path, alive: Iterable[str], send: Callable[[list[str], int], None], say: Callable[[str], None]
-    ) -> None:
+    def tick(self, report: Path, alive: Iterable[str], send: Send, say: Say) -> None:
         """Makes those faults happen whose time has come.
 
         Args:
@@ -161,14 +160,7 @@ class Punisher:
             self._stopped.remove(stopped)
             send([stopped[1]], signal.SIGCONT)
 
-    def _fail(
-        self,
-        fault: Fault,
-        names: tuple[str, ...],
-        now: float,
-        send: Send,
-        say: Say,
-    ) -> None:
+    def _fail(self, fault: Fault, names: tuple[str, ...], now: float, send: Send, say: Say) -> None:
         number = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}[fault.how]
         until = f" for {fault.seconds:g} s" if fault.how == "stop" else ""
         say(f"--fail_at sends {number.name} to {', '.join(names)}{until}")
@@ -180,6 +172,6 @@ class Punisher:
 def _steps(report: Path) -> int:
     """Returns the steps of the current attempt; 0 before the first."""
     try:
-        return int(report.with_name(f"{report.name}.steps").read_text() or 0)
+        return int(Path(f"{report}{STEPS_SUFFIX}").read_text() or 0)
     except (OSError, ValueError):
         return 0

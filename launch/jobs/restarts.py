@@ -86,9 +86,8 @@ class Restarts:
         start: Callable[[Task], None],
         kill: Callable[[Task], None],
         say: Callable[[str], None],
-        limit: int = MAX_RESTARTS,
-        window: float = WINDOW_SECONDS,
         limits: Mapping[str, int] | None = None,
+        window: float = WINDOW_SECONDS,
         meanwhile: str = GOES_ON,
         can_continue: Callable[[Collection[str]], bool] = lambda running: True,
         awaited: Collection[Task] = (),
@@ -100,17 +99,15 @@ class Restarts:
             start: starts the process of a task.
             kill: kills the process of a task.
             say: shows a line to the user.
-            limit: restarts of each task, at most, until it has run for `window`.
+            limits: restarts of each task, at most, until it has run for `window`, by job. Default: `MAX_RESTARTS`.
             window: seconds.
-            limits: the same as `limit`, by job, where it differs.
             meanwhile: what the training does until a task is back, for messages. For those in `awaited` it waits.
             can_continue: whether the training goes on if only these of the tasks are left.
             awaited: the tasks that all others wait for, because they hold parameters.
         """
-        self._clock = RunningTime(time.monotonic)
-        now = time.monotonic()
+        self._running_time, now = RunningTime(time.monotonic), time.monotonic()
         self._all = {
-            task.name: _Restartable(task, (limits or {}).get(task.job, limit), is_awaited=task in awaited, started_at=now)
+            task.name: _Restartable(task, (limits or {}).get(task.job, MAX_RESTARTS), task in awaited, started_at=now)
             for task in tasks
         }
         self._start = start
@@ -203,14 +200,14 @@ class Restarts:
         if event.task not in self._all:
             return
         is_stopped = event.signal is not None and not self._over
-        self._all[event.task].stopped_at = self._clock() if is_stopped else None
+        self._all[event.task].stopped_at = self._running_time() if is_stopped else None
         if is_stopped:
             limit = self._all[event.task].longest_stop
             self._say(f"{event.task} is killed and restarted unless it resumes within {limit:.0f} s")
 
     def tick(self) -> None:
         """Restarts tasks whose delay is over, and kills tasks that were stopped for too long."""
-        now, running = time.monotonic(), self._clock()
+        now, running_now = time.monotonic(), self._running_time()
         up = [name for name in self.running if self._all[name].restart_at is None]
         for name, each in self._all.items():
             if each.restart_at is not None and now >= each.restart_at:
@@ -227,11 +224,10 @@ class Restarts:
                 elif each.unreached.bit_count() == 1:  # The first, second, 4th, 8th time.
                     self._say(f"{name}: {each.cause}; {meanwhile}, and its host is tried again, at least once a minute")
                 self._start(each.task)
-            if each.stopped_at is not None and running - each.stopped_at > each.longest_stop:
+            if each.stopped_at is not None and running_now - each.stopped_at > each.longest_stop:
                 each.stopped_at = None
-                self._say(
-                    f"{name} was stopped for {each.longest_stop:.0f} s; it is killed, because other tasks may wait for it"
-                )
+                seconds = f"{each.longest_stop:.0f} s"
+                self._say(f"{name} was stopped for {seconds}; it is killed, because other tasks may wait for it")
                 self._kill(each.task)
 
     def stop(self) -> None:

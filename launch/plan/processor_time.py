@@ -1,12 +1,9 @@
 """Processor time of processes, from `/proc`, and the bytes that tasks send and receive, from the kernel's counters."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tfdist.launch.backends.local import sockets
-
-_TICK = os.sysconf("SC_CLK_TCK")
+from tfdist.launch.backends.local import sockets, use_probe
 
 
 @dataclass(frozen=True)
@@ -43,9 +40,9 @@ class ProcessorTime:
         known = sockets.connections(within=True) if counted else None
         moved = {each.inode: each.sent + each.received for each in known or ()}
         for name, pid in pids.items():
-            if (used := _used(pid)) is not None:
+            if (used := use_probe.processor(pid)) is not None:
                 here = sockets.inodes(pid) if name in counted and moved else ()
-                sample = Sample(at, used, _waited(pid), sum(moved.get(inode, 0) for inode in here))
+                sample = Sample(at, used, use_probe.waited(pid), sum(moved.get(inode, 0) for inode in here))
                 self.samples.setdefault(name, []).append(sample)
 
     def between(self, name: str, begin: float, end: float) -> tuple[float, float]:
@@ -71,28 +68,3 @@ def _at(samples: list[Sample], moment: float, what: str) -> float:
         return end
     part = min(1.0, max(0.0, (moment - first.at) / (last.at - first.at)))
     return begin + part * (end - begin)
-
-
-def _used(pid: int) -> float | None:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return (int(fields[11]) + int(fields[12])) / _TICK
-
-
-def _waited(pid: int) -> float:
-    """Returns how long the threads of a process waited for a processor; 0 where the kernel does not count it."""
-    total = 0
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return 0.0
-    for thread in threads:
-        try:
-            with open(f"/proc/{pid}/task/{thread}/schedstat", encoding="ascii") as file:
-                total += int(file.read().split()[1])
-        except (OSError, ValueError, IndexError):
-            continue
-    return total / 1e9

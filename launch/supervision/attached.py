@@ -77,6 +77,7 @@ def _run(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher, t
         _announce(back_end, plan, files, backup_dir, terminal)
 
         def publish(status: JobStatus, is_measured: bool) -> None:
+            folder.renew_report_dir()
             view.update(status)
             (watcher.measured if is_measured else watcher.changed)(status)
             if board is not None:

@@ -1,15 +1,17 @@
 """The folder for the output of the tasks: for one job at a time, and with what an earlier job wrote there out of the way."""
 
+import contextlib
 import errno
 import fcntl
 import os
 import re
 import secrets
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from tfdist.strategies.checkpoint.own_folder import REPORT, OwnFolder
 
 _JOB = ".tfdist_job"
 """The file with the id of the job in the background whose logs are beside it."""
@@ -19,8 +21,6 @@ _OURS = re.compile(
     rf"report\.json(\.progress|\.steps)?(\.part)?|{re.escape(_JOB)}"
 )
 MEMORY = Path("/dev/shm")
-STALE_SECONDS = 60.0
-"""A folder of this age has been locked by its launcher, if that still runs."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -61,18 +61,22 @@ class LogFolder:
         except OSError as error:
             os.close(self._lock)
             raise LogFolderError(f"{self.path} cannot be written: {error.strerror}; name another folder") from error
-        self._reports: _FolderInMemory | None = None
+        self._reports: OwnFolder | None = None
         self.new_report_dir()
 
     def new_report_dir(self) -> Path:
         """Returns a new `report_dir`, for another attempt: the one before is removed with the tasks that used it."""
         self._remove_reports()
-        try:
-            self._reports = _FolderInMemory()
-        except (OSError, KeyError):  # KeyError: a user without a name.
-            pass
-        self.report_dir = self._reports.path if self._reports else self.path
+        with contextlib.suppress(OSError):
+            self._reports = OwnFolder(REPORT, str(MEMORY))
+        self.report_dir = Path(self._reports.name) if self._reports else self.path
         return self.report_dir
+
+    def renew_report_dir(self) -> None:
+        """Makes `report_dir` again if it is gone: systemd empties /dev/shm when the last session of its user ends."""
+        if self._reports is not None:
+            with contextlib.suppress(OSError):
+                self._reports.renew()
 
     def discard(self) -> None:
         """Removes a folder in which nothing was written, because the job was not started."""
@@ -90,7 +94,7 @@ class LogFolder:
 
     def _remove_reports(self) -> None:
         if self._reports is not None:
-            self._reports.remove()
+            self._reports.cleanup()
             self._reports = None
 
     def _lock_it(self) -> None:
@@ -151,37 +155,3 @@ def _try_to_write(path: Path, say: Callable[[str], None]) -> None:
         if error.errno not in _FULL:
             raise
         say(f"{path}: {error.strerror}; the job runs, and its logs will be incomplete")
-
-
-class _FolderInMemory:
-    """A new folder in memory, locked for as long as this process runs.
-
-    Removes those of launchers that were killed together with their fork server.
-
-    Attributes:
-        path: the folder.
-    """
-
-    def __init__(self) -> None:
-        for old in MEMORY.glob("tfdist-report-*"):
-            if old.owner() == Path("/proc/self").owner() and time.time() - old.stat().st_mtime > STALE_SECONDS:
-                _remove_unless_locked(old)
-        self.path = Path(tempfile.mkdtemp(prefix="tfdist-report-", dir=MEMORY))
-        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-
-    def remove(self) -> None:
-        """Removes the folder with what is in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
-
-
-def _remove_unless_locked(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
-    except BlockingIOError:
-        pass  # Its launcher runs.
-    finally:
-        os.close(descriptor)

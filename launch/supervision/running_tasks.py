@@ -16,11 +16,13 @@ class RunningTasks:
     Attributes:
         cluster: the cluster, since `Ready` with the addresses of the tasks.
         exits: exit code by task name, minus the number of the signal that killed the task. A restarted task has none.
+        waits_for_reader: whether nothing that tasks print is taken from them now, so that they wait for a slow reader.
     """
 
     def __init__(self, job: Job, files: JobFiles, runner: TaskRunner, terminal: Terminal, is_restart: bool = False) -> None:
         self.cluster: Cluster = job.cluster
         self.exits: dict[str, int] = {}
+        self.waits_for_reader = False
         self._is_restart = is_restart
         self._has_printed = False
         self._files = files
@@ -44,9 +46,12 @@ class RunningTasks:
     def poll(self, timeout: float) -> Event | None:
         """Passes output on for at most `timeout` seconds, until something happens; returns the event, if there is one."""
         self._terminal.tick()
+        if self._events:
+            timeout = 0.0
         # Behind a slow reader the tasks wait in their own writes, as they would without the launcher.
         has_room = self._terminal.wait_for_room(timeout)
-        self._take(self._runner.poll(timeout if has_room and not self._events else 0, output=has_room))
+        self.waits_for_reader = not has_room
+        self._take(self._runner.poll(timeout if has_room else 0, output=has_room))
         event = self._events.popleft() if self._events else None
         if isinstance(event, Exited):
             self.exits[event.task] = event.code

@@ -16,6 +16,10 @@ class Startup:
     """The tasks that do not listen at their addresses yet.
 
     A single task, and an evaluator, need not listen.
+
+    Attributes:
+        nobody_listened: whether tasks should have listened and none has.
+        no_task_served: whether the job has serving tasks and none of them has listened.
     """
 
     def __init__(self, job: Job, timeout: float, say: Callable[[str], None], clock: Callable[[], float] | None = None) -> None:
@@ -31,8 +35,8 @@ class Startup:
         self._missing: list[Task] = tasks if len(tasks) > 1 else []
         self._servers = {task.name for task in job.serving if task not in job.spare}
         self._training = [task.name for task in job.training]
-        self._nobody_listens = bool(self._missing)
-        self._no_task_serves = bool(self._missing and self._servers)
+        self.nobody_listened = bool(self._missing)
+        self.no_task_served = bool(self._missing and self._servers)
         self._left_early: dict[str, float] = {}  # Task -> when it had ended with 0 without having listened.
         self._timeout = timeout
         self._say = say
@@ -48,28 +52,14 @@ class Startup:
 
     def listening(self, name: str) -> None:
         """Notes that the task `name` listens."""
-        self._nobody_listens = False
-        self._no_task_serves = self._no_task_serves and name not in self._servers
+        self.nobody_listened = False
+        self.no_task_served = self.no_task_served and name not in self._servers
         self._missing = [task for task in self._missing if task.name != name]
-
-    def is_missing(self, name: str) -> bool:
-        """Returns whether the task `name` has not listened yet."""
-        return any(task.name == name for task in self._missing)
 
     @property
     def missing(self) -> set[str]:
         """Names of the tasks that have not listened yet."""
         return {task.name for task in self._missing}
-
-    @property
-    def nobody_listened(self) -> bool:
-        """Whether tasks should have listened and none has."""
-        return self._nobody_listens
-
-    @property
-    def no_task_served(self) -> bool:
-        """Whether the job has serving tasks and none of them has listened."""
-        return self._no_task_serves
 
     def check(self, exits: Mapping[str, int]) -> Failure | None:
         """Looks which tasks listen; returns a failure when some still do not after the timeout.
@@ -87,7 +77,8 @@ class Startup:
             if exits.get(task.name) == 0 and task.name in self._training:
                 self._left_early[task.name] = now
         self._missing = [task for task in self._missing if exits.get(task.name) != 0]
-        waiting = [name for name in self._training if name not in exits and name not in self.missing]
+        missing = self.missing
+        waiting = [name for name in self._training if name not in exits and name not in missing]
         early = [name for name, since in self._left_early.items() if now - since > EARLY_SECONDS]
         if waiting and early:
             return Failure(

@@ -13,6 +13,9 @@ from tfdist.launch.supervision.binding_now import BindingNow
 ROOM = "room for a worker that joins (tfdist scale)"
 """The note of a task that does not run because it is not wanted."""
 
+MEASURED_SECONDS = 0.5
+"""How often measurements are published. Each task has its own, and a status of hundreds of tasks takes milliseconds."""
+
 
 class StatusBoard:
     """The states, and who hears about changes."""
@@ -34,6 +37,8 @@ class StatusBoard:
         self._progress: Progress | None = None
         self._binding = BindingNow(job, time.monotonic)
         self._publish = publish
+        self._has_measured = False  # Since measurements were last published.
+        self._measured_at = 0.0
 
     @property
     def status(self) -> JobStatus:
@@ -44,7 +49,14 @@ class StatusBoard:
     def progressed(self, progress: Progress) -> None:
         """Takes note of how far the training is."""
         self._progress = progress
-        self._publish(self.status, True)
+        self._has_measured = True
+
+    def tick(self) -> None:
+        """Publishes new measurements, if there are any and it is time. Call it several times a second."""
+        now = time.monotonic()
+        if self._has_measured and now - self._measured_at >= MEASURED_SECONDS:
+            self._has_measured, self._measured_at = False, now
+            self._publish(self.status, True)
 
     def add(self, event: Event) -> None:
         """Takes note of an event."""
@@ -59,12 +71,12 @@ class StatusBoard:
                 self._set(task.name, state=state, where=task.host or "", note=task.address)
         elif isinstance(event, Memory):
             self._set(event.task, memory=event.size)
-            self._publish(self.status, True)
+            self._has_measured = True
             return
         elif isinstance(event, Used):
             # A stopped task uses nothing; what it used before says nothing about what binds the others now.
             self._set(event.task, use=None if event.task in self._stopped else event.use)
-            self._publish(self.status, True)
+            self._has_measured = True
             return
         elif isinstance(event, Started):
             self._set(event.task, pid=event.pid)

@@ -187,6 +187,7 @@ class Supervisor:
             self._scaling.tick()
             self._pass_signals_on()
             self._read_progress()
+            self._board.tick()
             self._kill_stopped()
             if self._punisher is not None:
                 self._punisher.tick(self._files.report, self._tasks.running, self._tasks.signal, self._say)
@@ -216,7 +217,7 @@ class Supervisor:
 
     def _stall(self) -> Failure | None:
         """Returns a failure if the training tasks have been silent for too long, after their Python stacks went to the logs."""
-        if self._tasks.have_printed() or self._startup.missing or not self._tasks.any_started:
+        if self._tasks.have_printed() or self._tasks.waits_for_reader or self._startup.missing or not self._tasks.any_started:
             self._watchdog.heard()
         if not self._watchdog.tick():
             return None
@@ -255,7 +256,7 @@ class Supervisor:
     def _no_step(self) -> Failure | None:
         """Returns a failure if `fit` has made no step for too long, after the tasks' Python stacks went to the logs."""
         progress = self._progress
-        if progress is None or progress.phase == "idle":
+        if progress is None or progress.phase == "idle" or self._tasks.waits_for_reader:
             self._step_watchdog.heard()
         if not self._step_watchdog.tick() or progress is None:
             return None
@@ -315,7 +316,7 @@ class Supervisor:
             self._scaling.exited(event.task)
             return
         # One that never listened may do so again.
-        if event.task in self._workers.names and may_run_longer(event) and not self._startup.is_missing(event.task):
+        if event.task in self._workers.names and may_run_longer(event) and event.task not in self._startup.missing:
             self._workers.exited(event)
             if self._workers.can_continue:
                 return
@@ -350,8 +351,7 @@ class Supervisor:
         self._evaluators.stop()
         # Training tasks end first: their connections to the servers then close in order, without pages of errors. They receive
         # SIGINT after Ctrl-C, which Python turns into KeyboardInterrupt: the program may want to save.
-        interrupted = self._signals[:1] == [signal.SIGINT]
-        number = signal.SIGINT if interrupted else signal.SIGTERM
+        number = signal.SIGINT if self._signals[:1] == [signal.SIGINT] else signal.SIGTERM
         begin = time.monotonic()
         # After a failure the others have nothing to save, and may wait for the one that failed.
         grace = self._settings.grace_period if self._signals else min(END_SECONDS, self._settings.grace_period)

@@ -107,11 +107,7 @@ class TensorBoard:
                 self._events = EventFile(self._folder)
             known = {f"{RUN}/{name}": value for name, value in scalars.items() if value is not None}
             self._events.add(known, texts, progress.batches)
-        except (
-            OSError,
-            ImportError,
-            AttributeError,
-        ) as error:  # A full disk, or another TensorBoard, does not end the training.
+        except (OSError, ImportError, AttributeError) as error:  # As of a full disk, or of another TensorBoard.
             self._say(f"--tensorboard: what binds cannot be written: {error}")
             self._written_at = float("inf")
 

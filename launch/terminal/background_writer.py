@@ -61,9 +61,6 @@ class BackgroundWriter:
         """Returns whether the descriptor is a terminal."""
         return os.isatty(self._descriptor)
 
-    def flush(self) -> None:
-        """Does nothing: the thread writes as soon as it can."""
-
     def write(self, text: str, important: bool = False) -> None:
         """Writes `text` soon. Where it does not fit and the reader has stopped, leaves it out, unless it is important.
 

@@ -91,7 +91,7 @@ class JobView:
         tasks = list(status.tasks)
         left_out: list[TaskStatus] = []
         if len(tasks) > rows - 1:
-            by_interest = sorted(tasks, key=lambda task: (task.state == State.RUNNING, task.name != self._reporter))
+            by_interest = sorted(tasks, key=lambda task: (_runs_well(task), task.name != self._reporter))
             kept = {task.name for task in by_interest[: max(0, rows - 2)]}
             left_out = [task for task in tasks if task.name not in kept]
             tasks = [task for task in tasks if task.name in kept]
@@ -165,6 +165,10 @@ class JobView:
             console.print(what, no_wrap=True, overflow="ellipsis", crop=True)
         lines = capture.get().splitlines() or [""]
         return lines if self._colors else [_cut(line, columns) for line in lines]
+
+
+def _runs_well(task: TaskStatus) -> bool:
+    return task.state == State.RUNNING and not task.note.startswith("stopped")
 
 
 def _cut(line: str, columns: int) -> str:

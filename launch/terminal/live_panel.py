@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from tfdist.launch.terminal.background_writer import BackgroundWriter
+from tfdist.launch.terminal.terminal_text import cut
 
 FRAME_SECONDS = 0.1
 """Shortest time between two frames."""
@@ -25,9 +26,6 @@ MOST_LINES = 200
 
 LONGEST_LINE = 2000
 
-STOPPED_SECONDS = 5.0
-"""After a pause of this length (Ctrl-Z), somebody else has used the terminal."""
-
 SMALLEST = (20, 6)
 """Columns and rows of the smallest terminal that gets a panel."""
 
@@ -38,7 +36,6 @@ class LivePanel:
     def __init__(
         self,
         stream: BackgroundWriter,
-        descriptor: int,
         render: Callable[[int, int], list[str]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -46,12 +43,10 @@ class LivePanel:
 
         Args:
             stream: writes to the terminal.
-            descriptor: the terminal.
             render: returns the lines of the panel for a number of columns and of rows at most. No line may be wider.
             clock: returns seconds.
         """
         self._stream = stream
-        self._descriptor = descriptor
         self._render = render
         self._clock = clock
         self._new: deque[tuple[str, bool]] = deque()  # Lines that are not shown yet, and whether each is important.
@@ -59,12 +54,12 @@ class LivePanel:
         self._recent: deque[str] = deque(maxlen=MOST_LINES)
         self._rows = 0  # Of the panel that is on the terminal.
         self._size = self._terminal_size()
-        self._drawn_at = self._ticked_at = clock() - PANEL_SECONDS
+        self._drawn_at = clock() - PANEL_SECONDS
 
     def add(self, line: str, important: bool = False) -> None:
         """Adds a line to the output above the panel. An important one is never left out."""
         if len(line) > LONGEST_LINE and not important:
-            line = f"{line[:LONGEST_LINE]}..."
+            line = cut(line, LONGEST_LINE)
         self._new.append((line, important))
         if len(self._new) > MOST_LINES:
             least = next((number for number, (_, is_important) in enumerate(self._new) if not is_important), None)
@@ -76,12 +71,13 @@ class LivePanel:
         """Counts lines that come too fast to be shown."""
         self._left_out += count
 
+    def resumed(self) -> None:
+        """Notes that this process goes on after it was stopped (Ctrl-Z): somebody else has used the terminal meanwhile."""
+        self._rows = 0
+
     def tick(self) -> None:
         """Draws a frame, if it is time for one. Call it several times a second."""
         now = self._clock()
-        paused, self._ticked_at = now - self._ticked_at > STOPPED_SECONDS, now
-        if paused:
-            self._rows = 0
         is_due = now - self._drawn_at >= (FRAME_SECONDS if self._new else PANEL_SECONDS)
         if not is_due or not self._stream.is_idle:
             return
@@ -128,13 +124,13 @@ class LivePanel:
     def _is_ours(self) -> bool:
         """Returns whether this process is in the foreground of its terminal: not after `bg`."""
         try:
-            return os.tcgetpgrp(self._descriptor) == os.getpgrp()
+            return os.tcgetpgrp(self._stream.fileno()) == os.getpgrp()
         except OSError:
             return True  # It is not the terminal that controls this process.
 
     def _terminal_size(self) -> tuple[int, int]:
         try:
-            size = os.get_terminal_size(self._descriptor)
+            size = os.get_terminal_size(self._stream.fileno())
         except OSError:
             return 80, 24
         return size.columns, size.lines

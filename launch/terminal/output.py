@@ -3,6 +3,7 @@
 import codecs
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from tfdist.launch.terminal.background_writer import BackgroundWriter
 from tfdist.launch.terminal.live_panel import MOST_LINES, LivePanel
 from tfdist.launch.terminal.terminal_text import draws, has_colors, shown
 
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
 _COLORS = {"chief": "\x1b[36m", "worker": "\x1b[32m", "ps": "\x1b[33m", "evaluator": "\x1b[35m"}
 _RESET, _CLEAR = "\x1b[0m", "\r\x1b[K"
 _PROGRESS_SECONDS = 0.1
@@ -106,11 +106,13 @@ class Terminal:
             render: see `LivePanel`.
         """
         if self.is_tty and isinstance(self._stream, BackgroundWriter):
-            self._panel = LivePanel(self._stream, self._stream.fileno(), render)
+            panel = self._panel = LivePanel(self._stream, render)
+            signal.signal(signal.SIGCONT, lambda *_: panel.resumed())
 
     def hide_panel(self) -> None:
         """Removes the panel, if there is one."""
         if self._panel is not None:
+            signal.signal(signal.SIGCONT, signal.SIG_DFL)
             self._panel.close()
             self._panel = None
 
@@ -122,7 +124,7 @@ class Terminal:
     def line(self, task: str, text: str) -> None:
         """Prints a finished line of a task."""
         if self._verbose or not _NOISE.match(text):
-            self._write(self._prefix(task) + (shown(text, self.has_colors) if self.is_tty else _ESCAPE.sub("", text)))
+            self._write(self._prefix(task) + shown(text, self.has_colors))
 
     def lines(self, task: str, texts: list[str]) -> None:
         """Prints finished lines of a task; above a panel the latest of them."""
@@ -133,9 +135,10 @@ class Terminal:
             self.line(task, text)
 
     def progress(self, task: str, text: str) -> None:
-        """Shows the unfinished line of a task until something else is printed; only on a real terminal."""
+        """Shows the unfinished line of a task, or nothing, until something else is printed; only on a real terminal."""
         if self._panel is not None:
-            self.unfinished = self._prefix(task) + shown(text, False)
+            if text or self.unfinished.startswith(f"{task} | "):
+                self.unfinished = f"{task} | {shown(text, False)}" if text else ""
             return
         now = time.monotonic()
         is_behind = isinstance(self._stream, BackgroundWriter) and not self._stream.is_idle
@@ -206,11 +209,10 @@ class TaskOutput:
     def add(self, data: bytes, is_last: bool = False) -> None:
         """Adds what the task has printed. The last bytes of a process end its last line."""
         if lines := self._lines.feed(data, is_last):
-            text = "\n".join(_ESCAPE.sub("", line) for line in lines)
+            text = "\n".join(shown(line, False) for line in lines)
             self._write(text if self._lines.is_cut else f"{text}\n")
             self._terminal.lines(self.task, lines)
-        if self._lines.rest:
-            self._terminal.progress(self.task, self._lines.rest)
+        self._terminal.progress(self.task, self._lines.rest)
 
     def close(self) -> None:
         """Ends the unfinished line, and closes the file."""

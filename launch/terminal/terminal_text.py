@@ -26,6 +26,11 @@ def shown(text: str, colors: bool) -> str:
     return clean + RESET if "\x1b" in clean else clean
 
 
+def cut(text: str, length: int) -> str:
+    """Returns the beginning of what `shown` has returned. A color that is cut apart is left out, and all end there."""
+    return re.sub(r"\x1b[^m]*$", "", text[:length]) + "..." + (RESET if "\x1b" in text else "")
+
+
 _NOTEBOOK = (("TERM", "xterm-color"), ("PAGER", "cat"), ("GIT_PAGER", "cat"))
 """What the kernel of a notebook sets for commands such as `!tfdist run` (ipykernel/zmqshell.py, `init_environment`)."""
 

@@ -11,8 +11,9 @@ import weakref
 
 from tfdist.strategies.checkpoint import folder_lock
 
-COPY, AGENT = "copy", "agent"
-"""What folders are for: copies of a backup, and the files of an agent (launch/backends/agents)."""
+COPY, AGENT, REPORT = "copy", "agent", "report"
+"""What folders are for: copies of a backup, the files of an agent (launch/backends/agents), and the steps and metrics of a job
+(launch/supervision/log_folder.py)."""
 
 
 class OwnFolder:
@@ -25,27 +26,26 @@ class OwnFolder:
         name: the path of the folder.
     """
 
-    def __init__(self, use: str = COPY) -> None:
+    def __init__(self, use: str = COPY, place: str | None = None) -> None:
         """Makes and locks it.
 
         Args:
             use: what it is for, which its name says.
+            place: the folder in which it is. Default: that for temporary files.
+
+        Raises:
+            OSError: if it cannot be made there.
         """
         prefix = _prefix(use)
-        _remove_left_over(prefix)
-        while True:
-            self.name = tempfile.mkdtemp(prefix=prefix)
-            try:
-                lock = os.open(self.name, os.O_RDONLY | os.O_DIRECTORY)
-            except FileNotFoundError:
-                continue  # Another process has taken it for one that is left over, and removed it.
-            with contextlib.suppress(OSError):  # Some file systems lock nothing.
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            if os.path.isdir(self.name):
-                break
-            os.close(lock)  # So it was removed a moment later.
-        folder_lock.of_this_process.add(lock)
-        self._remove = weakref.finalize(self, _remove, self.name, lock)
+        _remove_left_over(os.path.join(place or tempfile.gettempdir(), prefix))
+        while not self._lock(tempfile.mkdtemp(prefix=prefix, dir=place)):
+            pass  # Another process has taken it for one that is left over, and removed it.
+
+    def renew(self) -> None:
+        """Makes it again, empty, if it is gone: systemd empties /dev/shm after a user's last session. Raises OSError."""
+        if not os.path.isdir(self.name):
+            os.mkdir(self.name, 0o700)
+            self._lock(self.name)
 
     def __enter__(self) -> str:
         return self.name
@@ -56,6 +56,21 @@ class OwnFolder:
     def cleanup(self) -> None:
         """Removes the folder with what is in it. Calling it again does nothing."""
         self._remove()
+
+    def _lock(self, path: str) -> bool:
+        """Locks a new folder; returns whether it is still there."""
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            return False
+        with contextlib.suppress(OSError):  # Some file systems lock nothing.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if not os.path.isdir(path):  # It was removed a moment later.
+            os.close(lock)
+            return False
+        folder_lock.of_this_process.add(lock)
+        self.name, self._remove = path, weakref.finalize(self, _remove, path, lock)
+        return True
 
 
 def _remove(path: str, lock: int) -> None:
@@ -70,9 +85,9 @@ def _prefix(use: str) -> str:
     return f"tfdist-{use}-{os.uname().nodename}-"
 
 
-def _remove_left_over(prefix: str) -> None:
-    """Removes the folders of this user that no process has locked."""
-    for path in glob.glob(glob.escape(os.path.join(tempfile.gettempdir(), prefix)) + "*"):
+def _remove_left_over(beginning: str) -> None:
+    """Removes the folders of this user whose paths begin so, and that no process has locked."""
+    for path in glob.glob(glob.escape(beginning) + "*"):
         with contextlib.suppress(OSError):  # It is another user's, or locked, or has just been removed.
             found = os.lstat(path)
             if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):

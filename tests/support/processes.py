@@ -9,6 +9,8 @@ from pathlib import Path
 
 from warm import Process
 
+from tfdist.machine import process_fields
+
 MARK = "TFDIST_TEST_MARK"
 """Environment variable that every process of a test inherits."""
 
@@ -21,12 +23,16 @@ def processes_of(mark: str) -> dict[int, str]:
             continue
         try:
             variables = Path(f"/proc/{entry}/environ").read_bytes()
-            state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0]
-            if f"{MARK}={mark}".encode() in variables and state != "Z":
+            if f"{MARK}={mark}".encode() in variables and process_fields(entry)[0] != "Z":
                 found[int(entry)] = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         except (OSError, IndexError):
             continue
     return found
+
+
+def parent_of(pid: int | str) -> int:
+    """Returns the process id of the parent of a process."""
+    return int(process_fields(pid)[1])
 
 
 def end_processes(mark: str) -> None:

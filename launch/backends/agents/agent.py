@@ -27,7 +27,7 @@ from tfdist.launch.backends.agents.frames import BEAT_SECONDS, BESIDE_REPORT, ST
 from tfdist.launch.backends.local.backend import LocalTasks, plan
 from tfdist.launch.backends.local.guard import FOR_THE_PROGRAM
 from tfdist.launch.backends.local.ports import is_free, is_local
-from tfdist.launch.jobs.events import Event, Exited, Listening, Lost, Memory, NotStarted, Output, Ready, Started, Stopped, Used
+from tfdist.launch.jobs.events import Event, Exited, Output, Ready, as_json
 from tfdist.launch.jobs.job import Job, JobFiles, Program
 from tfdist.strategies.checkpoint.own_folder import AGENT, OwnFolder
 from tfdist.version import __version__
@@ -197,27 +197,13 @@ class _Agent:
         say = self._launcher.say
         if isinstance(event, Output):
             say({"output": event.task, "last": event.is_last}, event.data)
-        elif isinstance(event, NotStarted):
-            say({"not_started": event.task, "reason": event.note})
-        elif isinstance(event, Exited):
-            if event.task == self._reporter:
-                self._send_changed()  # The launcher asks how the task has left `fit`.
-                self._send_report(event.task)
-            say({"exited": event.task, "code": event.code, "time": event.time, "note": event.note})
-        elif isinstance(event, Stopped):
-            say({"stopped": event.task, "pid": event.pid, "signal": event.signal})
-        elif isinstance(event, Started):
-            say({"started": event.task, "pid": event.pid})
-        elif isinstance(event, Memory):
-            say({"memory": event.task, "size": event.size})
-        elif isinstance(event, Used):
-            say({"used": event.task, "use": dataclasses.asdict(event.use)})
-        elif isinstance(event, Listening):
-            say({"listening": event.task})
         elif isinstance(event, Ready):
             say({"ready": True})
-        elif isinstance(event, Lost):
-            say({"lost": event.reason})
+        else:
+            if isinstance(event, Exited) and event.task == self._reporter:
+                self._send_changed()  # The launcher asks how the task has left `fit`.
+                self._send_report(event.task)
+            say(as_json(event))
 
     def _send_changed(self) -> None:
         """Sends progress and number of steps, where they have changed."""

@@ -5,10 +5,8 @@
                         {"signal": NUMBER, "tasks": [NAME, ...]}   {"output": BOOL}   whether to send output
                         {"beat": true}   once a second   {"end": true}
     agent -> launcher   {"hello": {...}}   {"ready": true}   {"failed": TEXT}   {"beat": true}
-                        {"output": NAME, "last": BOOL, "bytes": N}
+                        {"output": NAME, "last": BOOL, "bytes": N}   {"event": KIND, ...} for `from_json` of jobs/events.py
                         {"report": NAME, "bytes": N}   {"progress": NAME, "bytes": N}   {"steps": NAME, "bytes": N}
-                        {"exited": NAME, "code": CODE, "time": SECONDS, "note": TEXT}   {"not_started": NAME, "reason": TEXT}
-                        {"stopped": NAME, "pid": PID, "signal": NUMBER}   {"listening": NAME}   {"lost": TEXT}
 
 Before them, the launcher sends one line to the first lines of Python on the other side (`BOOTSTRAP`): variables and folders of
 modules, which Python needs before it can import the agent, and the job.

@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,10 +87,9 @@ class Link:
 
     def tick(self) -> None:
         """Sends a sign of life and what waits, and notices that nothing is heard any more. Call it several times a second."""
-        now = time.monotonic()
-        silent = self._clock() - self._heard_at
+        now = self._clock()
         limit = self._limit if self.has_spoken else START_SECONDS
-        if self.lost is None and silent > limit:
+        if self.lost is None and now - self._heard_at > limit:
             silence = f"nothing was heard from there for {limit:.0f} s"
             last = f"; the last line that {self._name} has shown is: {self._last_line()}" if self._last_line() else ""
             self._lose(silence if self.has_spoken else f"{silence}, in which no agent has started{last}")

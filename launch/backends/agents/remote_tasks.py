@@ -15,23 +15,9 @@ from tfdist.cluster import Cluster, Task
 from tfdist.launch.backends.agents.frames import BESIDE_REPORT, SILENCE_SECONDS, STOPPED_SECONDS
 from tfdist.launch.backends.agents.link import Link
 from tfdist.launch.backends.interface import Plan
-from tfdist.launch.jobs.events import (
-    Event,
-    Exited,
-    Listening,
-    Lost,
-    Memory,
-    NotStarted,
-    Output,
-    Ready,
-    Started,
-    Stopped,
-    Unreachable,
-    Used,
-)
-from tfdist.launch.jobs.job import JobFiles
+from tfdist.launch.jobs.events import Event, Exited, Lost, NotStarted, Output, Ready, Unreachable, from_json
+from tfdist.launch.jobs.job import JobFiles, without_task
 from tfdist.messages import printable
-from tfdist.planner.use import Use
 from tfdist.version import __version__
 
 CLOSE_SECONDS = 7.5
@@ -102,6 +88,7 @@ class RemoteTasks:
         self._output: list[Output] = []
         self._has_room = True
         self._is_ready = False
+        self._is_refused = False  # By what is installed on a host.
         self._is_closing = False
         self._selector = selectors.DefaultSelector()
         self._links: dict[str, Link] = {}
@@ -115,7 +102,7 @@ class RemoteTasks:
 
     @property
     def log(self) -> Path | None:
-        """None: what ssh says is part of the reason of `Lost`."""
+        """None: what ssh, or another command, says is part of the reason of `Lost`."""
         return None
 
     def poll(self, timeout: float, *, output: bool = True) -> list[Event]:
@@ -147,7 +134,7 @@ class RemoteTasks:
             try:
                 self._connect(host)  # Its tasks ended with the last connection.
             except OSError as error:
-                self._events.append(NotStarted(task.name, 1, time.time(), str(error)))
+                self._events.append(NotStarted(task.name, note=str(error)))
                 return
         self._running.add(task.name)
         message = {"start": task.name, "env": dict(environment), "report": report is not None, "terminal": terminal}
@@ -163,7 +150,7 @@ class RemoteTasks:
                 ended = [message["start"] for message in starts if message["start"] in names]
                 self._to_start[host] = [message for message in starts if message["start"] not in ended]
                 self._running.difference_update(ended)
-                self._events += [Exited(name, -number, time.time()) for name in ended]
+                self._events += [Exited(name, -number) for name in ended]
         for host, link in self._links.items():
             if mine := [name for name in names if self._host_of[name] == host]:
                 link.say({"signal": int(number), "tasks": mine})
@@ -190,7 +177,7 @@ class RemoteTasks:
                 name: value for name, value in os.environ.items() if name.startswith(SENT_PREFIXES) and name not in NOT_SENT
             },
             "path": _module_folders(),
-            "cluster": _config(self._cluster),
+            "cluster": without_task(self._cluster),
             "source": self._cluster.source.name,
             "open_ports": [] if self._is_ready else sorted(self._plan.open_ports),
             "tasks": [task.name for task in self._hosts[host]],
@@ -218,22 +205,14 @@ class RemoteTasks:
     def _handle(self, host: str, message: dict[str, Any], data: bytes) -> None:
         if "output" in message:
             self._output.append(Output(message["output"], data, message["last"]))
-        elif "exited" in message:
-            self._running.discard(message["exited"])
-            self._events.append(Exited(message["exited"], message["code"], message["time"], message["note"]))
-        elif "not_started" in message:
-            self._running.discard(message["not_started"])
-            self._events.append(NotStarted(message["not_started"], 1, time.time(), message["reason"]))
-        elif "listening" in message:
-            self._events.append(Listening(message["listening"]))
-        elif "stopped" in message:
-            self._events.append(Stopped(message["stopped"], message["pid"], message["signal"]))
-        elif "started" in message:
-            self._events.append(Started(message["started"], message["pid"]))
-        elif "memory" in message:
-            self._events.append(Memory(message["memory"], message["size"]))
-        elif "used" in message:
-            self._events.append(Used(message["used"], Use.from_json(message["use"])))
+        elif "event" in message:
+            event = from_json(message)
+            if isinstance(event, Lost):
+                self._links[host].lost, self._is_refused = printable(event.reason), event.refused
+                return
+            if isinstance(event, Exited):
+                self._running.discard(event.task)
+            self._events.append(event)
         elif "report" in message or not BESIDE_REPORT.keys().isdisjoint(message):
             self._write_report(message, data)
         elif "hello" in message:
@@ -247,8 +226,8 @@ class RemoteTasks:
                 found = [(name, text) for name in self._hosts for text in self._hellos[name]["warnings"]]
                 warnings = (f"{self._shown(name)}: {printable(text)}" for name, text in found)
                 self._events.append(Ready(self._cluster, (*warnings, *self._named_twice())))
-        elif "failed" in message or "lost" in message:
-            self._links[host].lost = printable(message.get("failed") or message["lost"])
+        elif "failed" in message:
+            self._links[host].lost = printable(message["failed"])
 
     def _greet(self, host: str, hello: dict[str, Any]) -> None:
         """Notes the ports of a host; tells all hosts the addresses when the last has said its ports."""
@@ -267,7 +246,7 @@ class RemoteTasks:
             tasks.append(dataclasses.replace(task, host=address, port=found["ports"][task.name]))
         self._cluster = dataclasses.replace(self._cluster, tasks=tuple(tasks))
         for link in self._links.values():
-            link.say({"cluster": _config(self._cluster)})
+            link.say({"cluster": without_task(self._cluster)})
 
     def _named_twice(self) -> Iterator[str]:
         """Yields a warning for each machine with GPUs that has an agent for each of several names."""
@@ -299,13 +278,13 @@ class RemoteTasks:
             _left_at[self._shown(host)] = time.monotonic()
         self._drop(host)
         if not self._is_ready:
-            self._events.append(Lost(f"{self._shown(host)} cannot be used: {reason}", is_host_away=is_away))
+            self._events.append(Lost(f"{self._shown(host)} cannot be used: {reason}", self._is_refused, is_away))
             return
         why = f"{self._shown(host)}: {reason}"
         for name in sorted(self._running):
             if self._host_of[name] == host:
                 self._running.discard(name)
-                self._events.append(Unreachable(name, -signal.SIGKILL, time.time(), why, had_started or self._has_own_names))
+                self._events.append(Unreachable(name, note=why, had_started=had_started or self._has_own_names))
 
     def _shown(self, host: str) -> str:
         """Returns the name of a host as the user wrote it: names in a configuration of ssh may have capitals."""
@@ -332,9 +311,3 @@ def _module_folders() -> list[str]:
     folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     clone = str(Path(tfdist.__file__).parent.parent)
     return folders if "-packages" in clone or clone in folders else [*folders, clone]
-
-
-def _config(cluster: Cluster) -> dict[str, Any]:
-    """Returns the cluster as TF_CONFIG without a task, which `tfdist.read` reads."""
-    first = cluster.tasks[0]
-    return {name: value for name, value in cluster.tf_config(first.job, first.index).items() if name != "task"}

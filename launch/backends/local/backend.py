@@ -4,7 +4,6 @@ import dataclasses
 import os
 import selectors
 import signal
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -172,12 +171,12 @@ class LocalTasks:
         try:
             pipe = Pipe(task.name, terminal)
         except OSError as error:  # Too many open files.
-            self._pending.append(NotStarted(task.name, 1, time.time(), str(error)))
+            self._pending.append(NotStarted(task.name, note=str(error)))
             return
         try:
             self._processes.start(task, pipe.write_end, environment)
         except OSError as error:
-            self._pending.append(NotStarted(task.name, 1, time.time(), str(error)))
+            self._pending.append(NotStarted(task.name, note=str(error)))
         pipe.started()
         self._pipes[task.name] = pipe
         self._output.register(pipe, selectors.EVENT_READ)

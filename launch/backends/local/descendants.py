@@ -10,6 +10,8 @@ import signal
 import time
 from collections.abc import Callable, Set
 
+from tfdist.machine import process_fields
+
 END_SECONDS = 2.0
 """How long `end_children` tries: each round may set free the children of those that it kills."""
 
@@ -43,22 +45,13 @@ def children() -> dict[int, int]:
 
 def parent_and_group(pid: int) -> tuple[int, int]:
     """Returns the parent and the process group of a process; zeros if there is no such process."""
-    fields = _stat(pid)
+    fields = process_fields(pid)
     return (int(fields[1]), int(fields[2])) if fields else (0, 0)
 
 
 def is_stopped(pid: int) -> bool:
     """Returns whether a signal or a debugger has stopped a process."""
-    return _stat(pid)[:1] in (["T"], ["t"])
-
-
-def _stat(pid: int) -> list[str]:
-    """Returns the fields of /proc/PID/stat after the name, from the state on (proc(5)); none if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
-            return stat.read().rpartition(")")[2].split()
-    except OSError:
-        return []
+    return process_fields(pid)[:1] in (["T"], ["t"])
 
 
 def end_children(spared: Set[int], reap: Callable[[], object]) -> None:

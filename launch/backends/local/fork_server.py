@@ -16,10 +16,7 @@ not: who stops the launcher itself wants to go on later.
                       {"signal": NUMBER, "tasks": [NAME, ...]}
                       {"clear": true}   ends every task; answered by "cleared"
                       {"remove": [FOLDER, ...]}   begins another job, with these folders; answered by "ready"
-    server -> owner   {"ready": true}   {"refused": TEXT}   {"failed": TEXT}   {"cleared": true}
-                      {"started": NAME, "pid": PID}   {"exited": NAME, "code": CODE, "time": SECONDS, "note": TEXT}
-                      {"not_started": NAME, "reason": TEXT}
-                      {"stopped": NAME, "pid": PID, "signal": NUMBER}   "signal" is null when the process resumes
+    server -> owner   {"ready": true}   {"cleared": true}   {"event": KIND, ...} for `from_json` of jobs/events.py
 """
 
 import gc
@@ -35,6 +32,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tfdist.errors import UnsupportedVersionError
@@ -51,7 +49,9 @@ from tfdist.launch.backends.local.descendants import (
 )
 from tfdist.launch.backends.local.guard import FOR_THE_PROGRAM, continue_below_guard
 from tfdist.launch.backends.local.run_program import run
+from tfdist.launch.jobs.events import Exited, Lost, NotStarted, Started, Stopped, as_json
 from tfdist.launch.jobs.job import Program
+from tfdist.launch.jobs.running_time import RunningTime
 
 PRELOAD = (
     "tfdist.strategies.versions",  # First: it refuses versions that cannot be imported together.
@@ -76,6 +76,19 @@ EVERYBODY_SECONDS = 1.0
 OWNER_GONE = -1
 """In place of a descriptor that can be read."""
 
+GONE = "the parent process of all tasks is gone: "
+"""Begins the sentence that says why."""
+
+
+@dataclass
+class _Process:
+    """What is known of a process of a task, until it has ended."""
+
+    task: str
+    hold: mmap.mmap | None = None  # Memory shared with one that holds SIGTERM back: a byte, 1 at its end.
+    is_asked: bool = False  # It got SIGTERM.
+    is_killed: bool = False  # For the owner.
+
 
 class ForkServer:
     """The loop of the fork server: forks tasks, forwards signals to them, and reports their exits."""
@@ -87,13 +100,10 @@ class ForkServer:
         self._owner = owner
         self._owner_pid = owner_pid
         self._longest_stop = longest_stop
-        self._stopped_seconds = 0.0
-        self._looked_at = time.monotonic()
-        self._running: dict[int, str] = {}  # pid -> task name
+        self._clock = RunningTime()
+        self._owner_ran_at = self._clock()
+        self._running: dict[int, _Process] = {}  # By process id.
         self._groups: dict[str, int] = {}  # Task name -> the process group of its latest process.
-        self._killed: set[int] = set()  # Processes that were killed for the owner.
-        self._asked: set[int] = set()  # Processes that got SIGTERM.
-        self._holds: dict[int, mmap.mmap] = {}  # Memory shared with each process that holds SIGTERM back: a byte, 1 at its end.
         self._everybody = mmap.mmap(-1, 1)  # Shared with all tasks: 1 after a SIGTERM to this process, as for all of a job.
         self._memory_kills = memory_kills.count()
         self._handlers = handlers  # Of tasks, for signals that this process ignores from its start.
@@ -151,12 +161,10 @@ class ForkServer:
 
     def _has_stopped_owner(self) -> bool:
         """Returns whether the owner has been stopped for so long that its launcher has taken it for lost."""
-        if not self._longest_stop:
-            return False
-        now = time.monotonic()
-        passed, self._looked_at = min(now - self._looked_at, 2 * OWNER_POLL_SECONDS), now  # This process may be stopped, too.
-        self._stopped_seconds = self._stopped_seconds + passed if is_stopped(self._owner_pid) else 0.0
-        return self._stopped_seconds > self._longest_stop
+        now = self._clock()  # This process may be stopped, too.
+        if not (self._longest_stop and is_stopped(self._owner_pid)):
+            self._owner_ran_at = now
+        return now - self._owner_ran_at > self._longest_stop
 
     def _receive(self) -> tuple[dict[str, Any] | None, list[int]]:
         try:
@@ -181,15 +189,13 @@ class ForkServer:
             hold = mmap.mmap(-1, 1) if message["hold"] != "never" else None
             pid = os.fork()
         except OSError as error:
-            self._report({"not_started": name, "reason": str(error)})
+            self._report(as_json(NotStarted(name, note=str(error))))
             pid = -1
         if pid:
             if pid > 0:
-                self._running[pid] = name
-                if hold is not None:
-                    self._holds[pid] = hold
+                self._running[pid] = _Process(name, hold)
                 self._groups[name] = pid
-                self._report({"started": name, "pid": pid})
+                self._report(as_json(Started(name, pid)))
             for descriptor in descriptors:
                 os.close(descriptor)
             return None
@@ -220,20 +226,19 @@ class ForkServer:
     def _reap(self) -> None:
         asked = set()
         for pid, status in _changes():
+            process = self._running.get(pid)
+            if process is None:
+                continue  # A task has left it behind.
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
-                if pid in self._running:
-                    number = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else None
-                    self._report({"stopped": self._running[pid], "pid": pid, "signal": number})
+                number = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else None
+                self._report(as_json(Stopped(process.task, pid, number)))
                 continue
-            if pid in self._asked:
-                self._asked.remove(pid)
+            del self._running[pid]
+            if process.is_asked:
                 asked.add(pid)
-            self._holds.pop(pid, None)
-            name = self._running.pop(pid, None)  # None: a process that a task left behind.
-            if name is not None:
-                code = os.waitstatus_to_exitcode(status)
-                note = self._why_killed(pid) if code == -signal.SIGKILL and pid not in self._killed else ""
-                self._report({"exited": name, "code": code, "time": time.time(), "note": note})
+            code = os.waitstatus_to_exitcode(status)
+            note = self._why_killed(pid) if code == -signal.SIGKILL and not process.is_killed else ""
+            self._report(as_json(Exited(process.task, code, note)))
         _signal_rest(asked, signal.SIGTERM)
 
     def _why_killed(self, pid: int) -> str:
@@ -246,8 +251,8 @@ class ForkServer:
         _signal_rest({group} if group is not None else set(), signal.SIGKILL)
 
     def _signal(self, names: list[str], number: int) -> None:
-        for pid, name in self._running.items():
-            if name in names:
+        for pid, process in self._running.items():
+            if process.task in names:
                 self._signal_task(pid, number)
 
     def _signal_task(self, pid: int, number: int) -> None:
@@ -255,13 +260,14 @@ class ForkServer:
 
         The next step may need the processes that read its data. They get SIGTERM when the task has ended.
         """
-        is_request = number == signal.SIGTERM and pid not in self._asked
+        process = self._running[pid]
+        is_request = number == signal.SIGTERM and not process.is_asked
         if number == signal.SIGTERM:
-            self._asked.add(pid)
-            if pid in self._holds:
-                self._holds[pid][0] = 1
+            process.is_asked = True
+            if process.hold is not None:
+                process.hold[0] = 1
         elif number == signal.SIGKILL:
-            self._killed.add(pid)
+            process.is_killed = True
         if is_request or number in FOR_THE_PROGRAM:
             kill_process(pid, number)
         else:
@@ -331,13 +337,14 @@ def _signal_rest(groups: Set[int], number: int) -> None:
 
 def _fail(owner: socket.socket, error: Exception) -> NoReturn:
     """Tells the owner why, and ends at once: the regular teardown of TensorFlow may take longer than the owner waits."""
+    most = MESSAGE_BYTES // 8  # In JSON one character may take six.
     if isinstance(error, UnsupportedVersionError):
-        key, text = "refused", str(error)
+        lost = Lost(str(error)[:most], refused=True)
     else:
-        key, text = "failed", f"{type(error).__name__}: {error}"
+        lost = Lost(f"{GONE}{type(error).__name__}: {error}"[:most])
         traceback.print_exception(error)
     try:
-        owner.sendall(json.dumps({key: text[: MESSAGE_BYTES // 8]}).encode())  # In JSON one character may take six.
+        owner.sendall(json.dumps(as_json(lost)).encode())
     except OSError:
         pass  # The owner is gone.
     sys.stderr.flush()

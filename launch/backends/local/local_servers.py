@@ -7,7 +7,6 @@ import selectors
 import shutil
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 from tfdist.choice import choose
@@ -97,7 +96,7 @@ class _Servers:
         try:
             self._start(task)
         except OSError as error:
-            self._restarts.exited(NotStarted(task.name, 1, time.time(), str(error)))
+            self._restarts.exited(NotStarted(task.name, note=str(error)))
 
     def _watch(self) -> None:
         with selectors.DefaultSelector() as selector:

@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import select
 import shutil
 import struct
 import termios
@@ -57,11 +56,9 @@ class Pipe:
         The rest is what the pipe can hold: a process that the task has left behind may write for ever.
         """
         for _ in range(PIPE_BYTES // READ_BYTES):
-            data = self.read()
-            if data:
-                yield data
-            if not data or not select.select([self._read_end], [], [], 0)[0]:
+            if not (data := self.read()):
                 break
+            yield data
         os.close(self._read_end)
 
 

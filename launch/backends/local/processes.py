@@ -8,7 +8,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -19,8 +18,8 @@ from tfdist.dialects.environment import STARTED_VARIABLE
 from tfdist.launch.backends import interpreter
 from tfdist.launch.backends.interface import Plan
 from tfdist.launch.backends.local.descendants import become_subreaper, children, end_children
-from tfdist.launch.backends.local.fork_server import MESSAGE_BYTES
-from tfdist.launch.jobs.events import Event, Exited, Lost, NotStarted, Ready, Started, Stopped
+from tfdist.launch.backends.local.fork_server import GONE, MESSAGE_BYTES
+from tfdist.launch.jobs.events import Event, Lost, Ready, from_json
 from tfdist.launch.terminal.output import last_lines
 
 SEND_SECONDS = 5.0
@@ -104,22 +103,10 @@ class LocalProcesses:
                 break
             except OSError:  # It has ended without having read all. What it has said is still there, after this error.
                 pass
-        message: dict[str, Any] = json.loads(data) if data else {"failed": self._cause_of_end()}
-        if "exited" in message:
-            return Exited(message["exited"], message["code"], message["time"], message["note"])
-        if "started" in message:
-            return Started(message["started"], message["pid"])
-        if "not_started" in message:
-            return NotStarted(message["not_started"], 1, time.time(), message["reason"])
-        if "stopped" in message:
-            return Stopped(message["stopped"], message["pid"], message["signal"])
-        if "refused" in message:
-            return Lost(message["refused"], refused=True)
-        return (
-            Ready(self.plan.job.cluster)
-            if "ready" in message
-            else Lost(f"the parent process of all tasks is gone: {message['failed']}")
-        )
+        if not data:
+            return Lost(f"{GONE}{self._cause_of_end()}")
+        message: dict[str, Any] = json.loads(data)
+        return Ready(self.plan.job.cluster) if "ready" in message else from_json(message)
 
     def start(self, task: Task, output: int, environment: Mapping[str, str] | None = None) -> None:
         """Forks a task, which runs the program of the job.

@@ -123,14 +123,13 @@ class UseProbe:
         return found
 
     def _look(self, seen: _Seen, now: float, elapsed: float, found: list[sockets.Connection] | None, counts: bool) -> None:
-        processor = _processor(seen.pid)
-        if processor is None:
+        used = processor(seen.pid)
+        if used is None:
             return
         if found is not None and (counts or not seen.inodes):  # To list them takes longer than the rest.
             seen.inodes = sockets.inodes(seen.pid)
         before = seen.looks[-1].waited if seen.looks else 0.0
-        waited = _waited(seen.pid) if counts or not seen.looks else before
-        look = _Look(now, processor, waited, *_machine(), _is_running(seen.pid))
+        look = _Look(now, used, waited(seen.pid) if counts or not seen.looks else before, *_machine(), _is_running(seen.pid))
         look.quota = spent(seen.quota.folder) if seen.quota else None
         if found is not None:
             look.is_sending = _count(seen, found, elapsed)
@@ -207,27 +206,17 @@ def _count(seen: _Seen, found: list[sockets.Connection], elapsed: float) -> bool
     return is_sending
 
 
-def _processor(pid: int) -> float | None:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICK
-    except (OSError, ValueError, IndexError):
-        return None
+def processor(pid: int) -> float | None:
+    """Returns the processor seconds of all threads of a process; None if there is no such process."""
+    fields = machine.process_fields(pid)
+    return (int(fields[11]) + int(fields[12])) / _TICK if fields else None
 
 
 def _is_running(pid: int) -> bool:
-    for thread in _threads(pid):
-        try:
-            with open(f"/proc/{pid}/task/{thread}/stat", encoding="ascii", errors="replace") as file:
-                if file.read().rpartition(")")[2].split(maxsplit=1)[0] == "R":
-                    return True
-        except (OSError, IndexError):
-            continue
-    return False
+    return any(machine.process_fields(f"{pid}/task/{thread}")[:1] == ["R"] for thread in _threads(pid))
 
 
-def _waited(pid: int) -> float:
+def waited(pid: int) -> float:
     """Returns how long the threads of a process waited for a core; 0 where the kernel does not count it."""
     total = 0
     for thread in _threads(pid):

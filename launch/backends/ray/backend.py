@@ -4,7 +4,6 @@ import dataclasses
 import importlib.util
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from tfdist.cluster import Cluster, Task
@@ -72,8 +71,8 @@ def _needs(job: Job) -> dict[str, dict[str, float]]:
     return found
 
 
-class RayTasks:
-    """Tasks on the nodes of a cluster of Ray: a `TaskRunner`. `RemoteTasks` talks to the agents, which run in actors."""
+class RayTasks(RemoteTasks):
+    """Tasks on the nodes of a cluster of Ray, whose agents run in actors."""
 
     def __init__(self, plan: Plan, files: JobFiles) -> None:
         """Connects, waits for room, and starts the agents.
@@ -94,7 +93,7 @@ class RayTasks:
             job = dataclasses.replace(job, cluster=self._on_nodes(job.cluster), program=self._program(job))
             self._check_evaluator(job)
             self._variables = {task.name: self._variables_of(task, job) for task in job.cluster.tasks}
-            self._remote = RemoteTasks(
+            super().__init__(
                 dataclasses.replace(plan, job=job),
                 files,
                 lambda name: ["the actor", name],
@@ -107,31 +106,18 @@ class RayTasks:
             raise
         self._head, self._has_lost_head = HeadWatch(self._placement.nodes), False
 
-    @property
-    def log(self) -> Path | None:
-        """None: what the agents say is part of the reason of `Lost`."""
-        return None
-
     def poll(self, timeout: float, *, output: bool = True) -> list[Event]:
         """See `TaskRunner`."""
-        events = self._remote.poll(timeout, output=output)
+        events = super().poll(timeout, output=output)
         if not self._has_lost_head and (why := self._head.why_lost()) is not None:
             self._has_lost_head = True
             events.append(Lost(why))
         return [self._with_places(event) if isinstance(event, Ready) else event for event in events]
 
-    def start(self, task: Task, environment: Mapping[str, str], report: str | None, terminal: bool) -> None:
-        """See `TaskRunner`."""
-        self._remote.start(task, environment, report, terminal)
-
-    def signal(self, names: list[str], number: int) -> None:
-        """See `TaskRunner`."""
-        self._remote.signal(names, number)
-
     def close(self) -> list[Event]:
         """See `TaskRunner`."""
         try:
-            return self._remote.close()
+            return super().close()
         finally:
             if self._head.close() and not self._has_lost_head:
                 self._placement.close()
@@ -202,16 +188,11 @@ class RayTasks:
         return printable(" ".join(str(error).split()))[:500]
 
 
-def start(plan: Plan, files: JobFiles) -> RayTasks:
-    """Connects to Ray, waits for room, and starts the agents."""
-    return RayTasks(plan, files)
-
-
 BACKEND = Backend(
     name="ray",
     title="a cluster of Ray",
     plan=plan,
-    runs=Attached(start),
+    runs=Attached(RayTasks),
     packages=("ray",),
     options={
         "ray_address": "Address of the cluster, such as head:6379, or local to start one on this machine. "

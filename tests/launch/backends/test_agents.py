@@ -1,6 +1,5 @@
 """What launcher and agents say to each other, and what an agent checks before it starts anything."""
 
-import dataclasses
 import errno
 import os
 import signal
@@ -13,7 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from listening import LISTENS
 from support_paths import CHECKOUT, PROGRAMS
+from waits import wait_until
 
 from tfdist import Cluster, Task
 from tfdist.choice import choose
@@ -24,7 +25,7 @@ from tfdist.launch.backends.agents.frames import BOOTSTRAP, START, Decoder, enco
 from tfdist.launch.backends.agents.link import Link
 from tfdist.launch.backends.agents.remote_tasks import RemoteTasks
 from tfdist.launch.backends.interface import Plan
-from tfdist.launch.jobs.events import Memory, Ready, Started, Unreachable, Used
+from tfdist.launch.jobs.events import Lost, Memory, Ready, Started, Unreachable, Used, as_json
 from tfdist.launch.jobs.job import Job, JobFiles, Program
 from tfdist.launch.jobs.progress import Progress, read
 from tfdist.planner.use import Use
@@ -214,11 +215,7 @@ def test_what_an_agent_warns_of_is_shown_with_its_host(tmp_path):
     plan = Plan(Job(cluster, choose(cluster), Program(script="x.py")))
     tasks = RemoteTasks(plan, JobFiles(tmp_path), command, "/")
     try:
-        deadline, events = time.monotonic() + 20, []
-        while not events:
-            assert time.monotonic() < deadline
-            events = tasks.poll(0.1)
-        (ready,) = events
+        (ready,) = wait_until(lambda: tasks.poll(0.1))
         assert isinstance(ready, Ready) and ready.warnings == ("Gpu1: no GPU 7", "gpu2: no GPU 7")
         # The first host is known only to the user's ssh, so its tasks get the address at which ssh reached it.
         assert [task.address for task in ready.cluster.tasks] == ["10.0.0.1:4001", "gpu2:4002"]
@@ -230,13 +227,13 @@ def test_what_an_agent_warns_of_is_shown_with_its_host(tmp_path):
 
 def test_process_id_memory_use_and_progress_of_a_remote_task_arrive_here(tmp_path):
     use = Use(8.0, 0.9, 0.1, 0.95, 2, 0.5, None, 3.0, 4.0)
+    sent = [Started("worker:0", 4711), Memory("worker:0", 61_000_000), Used("worker:0", use)]
     cluster = Cluster((Task("worker", 0, "h1", 1),))
 
     def command(host):
         hello = {"version": __version__, "address": "", "unknown_hosts": [], "warnings": [], "ports": {"worker:0": 4000}}
         says = START + encode({"hello": hello}) + encode({"ready": True})
-        says += encode({"started": "worker:0", "pid": 4711}) + encode({"memory": "worker:0", "size": 61_000_000})
-        says += encode({"used": "worker:0", "use": dataclasses.asdict(use)})
+        says += b"".join(encode(as_json(event)) for event in sent)
         says += encode({"steps": "worker:0"}, b"7") + encode({"progress": "worker:0"}, b'{"phase": "fit", "epoch": 2}')
         # It speaks when it is told to start the task.
         return [
@@ -248,11 +245,9 @@ def test_process_id_memory_use_and_progress_of_a_remote_task_arrive_here(tmp_pat
     tasks = RemoteTasks(Plan(Job(cluster, choose(cluster), Program(script="x.py"))), JobFiles(tmp_path), command, "/")
     try:
         tasks.start(cluster.tasks[0], {}, str(tmp_path / "report.json"), False)
-        deadline, events = time.monotonic() + 20, []
-        while (progress := read(tmp_path / "report.json")) is None:
-            assert time.monotonic() < deadline
-            events += tasks.poll(0.1)
-        assert {Started("worker:0", 4711), Memory("worker:0", 61_000_000), Used("worker:0", use)} <= set(events)
+        events = []
+        progress = wait_until(lambda: events.extend(tasks.poll(0.1)) or read(tmp_path / "report.json"))
+        assert set(sent) <= set(events)
         assert progress == Progress("fit", 2)
         assert (tmp_path / "report.json.steps").read_text() == "7"  # For `--fail_at`.
     finally:
@@ -261,19 +256,8 @@ def test_process_id_memory_use_and_progress_of_a_remote_task_arrive_here(tmp_pat
         tasks.close()
 
 
-SERVES = """
-import json, os, socket, time
-address = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"][0]
-listener = socket.socket()
-listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-listener.bind(("", int(address.rpartition(":")[2])))
-listener.listen()
-time.sleep(600)
-"""
-
-
 def test_a_task_that_is_started_again_waits_for_its_port_until_the_agent_that_was_lost_has_ended(tmp_path):
-    (tmp_path / "x.py").write_text(SERVES)
+    (tmp_path / "x.py").write_text(f"{LISTENS}time.sleep(600)")
     cluster = Cluster((Task("worker", 0, "h1"),)).addressed()
     plan = Plan(Job(cluster, choose(cluster), Program(script="x.py")), open_ports=frozenset({"worker:0"}))
     # As behind ssh, the launcher is not the parent of the agent.
@@ -307,7 +291,7 @@ def test_a_task_that_is_started_again_waits_for_its_port_until_the_agent_that_wa
 
 
 def test_a_task_whose_room_is_on_another_node_when_it_is_started_again_is_refused(tmp_path):
-    (tmp_path / "x.py").write_text(SERVES)
+    (tmp_path / "x.py").write_text(f"{LISTENS}time.sleep(600)")
     cluster = Cluster((Task("worker", 0, "192.0.2.1", 1),))  # Not an address of this machine, where the second agent runs.
     agent_command = [sys.executable, str(PROGRAMS / "quick_agent.py"), "-c", BOOTSTRAP]
     hello = {"version": __version__, "address": "", "unknown_hosts": [], "warnings": [], "ports": {"worker:0": 4000}}
@@ -355,6 +339,16 @@ def test_a_host_that_cannot_be_connected_to_for_want_of_files_is_a_task_that_can
     tasks.start(cluster.tasks[0], {}, None, False)
     assert [(event.task, event.note) for event in tasks.poll(0.0)] == [("worker:0", "[Errno 24] Too many open files")]
     tasks._drop("h2")
+    tasks.close()
+
+
+def test_a_host_whose_tensorflow_is_refused_does_not_look_like_one_that_may_be_used_later(tmp_path):
+    cluster = Cluster((Task("worker", 0, "h1", 1),))
+    says = START + encode(as_json(Lost("TensorFlow 1.15 is too old", refused=True)))
+    command = [sys.executable, "-c", f"import os, time; os.write(1, {says!r}); time.sleep(60)"]
+    plan = Plan(Job(cluster, choose(cluster), Program(script="x.py")))
+    tasks = RemoteTasks(plan, JobFiles(tmp_path), lambda host: command, "/")
+    assert wait_until(lambda: tasks.poll(0.1)) == [Lost("h1 cannot be used: TensorFlow 1.15 is too old", refused=True)]
     tasks.close()
 
 

@@ -1,6 +1,9 @@
 """The parent of all tasks: on a system that cannot tell it of its owner's end, and under a plain program when it fails."""
 
+import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -66,7 +69,7 @@ server = fork_server.ForkServer(theirs, os.getpid(), [], 0.0, {})
 pid = os.fork()
 if pid == 0:
     signal.pause()
-server._running[pid] = "worker:0"
+server._running[pid] = fork_server._Process("worker:0")
 server._end_all()
 os.kill(pid, signal.SIGKILL)  # It ends at last, when the next job runs.
 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -79,3 +82,17 @@ print(ours.recv(1000).decode())
 def test_the_late_end_of_a_process_that_could_not_be_killed_is_not_taken_for_that_of_a_task_of_the_next_job():
     got = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=30)
     assert (got.stdout, got.stderr) == ("\n", "")
+
+
+def test_why_a_process_was_killed_is_said_also_if_the_launcher_had_killed_an_earlier_one_of_its_number(monkeypatch):
+    monkeypatch.setattr(fork_server, "_changes", lambda: iter([(4711, signal.SIGKILL)]))
+    monkeypatch.setattr(fork_server, "kill_group", lambda pid, number: None)
+    monkeypatch.setattr(fork_server.memory_kills, "explanation", lambda *_: "because memory ran out")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        server = fork_server.ForkServer(theirs, os.getpid(), [], 0.0, {})
+        for number, note in ((signal.SIGKILL, ""), (signal.SIGCONT, "because memory ran out")):
+            server._running[4711] = fork_server._Process("worker:0")
+            server._signal_task(4711, number)
+            server._reap()
+            assert json.loads(ours.recv(1000))["note"] == note

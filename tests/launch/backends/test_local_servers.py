@@ -1,7 +1,6 @@
 """The servers of a plain program: what the thread that watches them does with what it hears, without processes."""
 
 import os
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -73,7 +72,7 @@ def watched(tmp_path):
 
 def test_many_servers_that_start_do_not_delay_the_news_of_one_that_has_failed(watched, caplog):
     events = [Started(f"ps:{index}", 1000 + index) for index in range(30)]
-    assert watched([*events, Exited("ps:7", 3, time.time())]) == 1
+    assert watched([*events, Exited("ps:7", 3)]) == 1
     assert "ps:7 failed: it exited with 3" in caplog.text
 
 

@@ -48,4 +48,4 @@ def test_nothing_is_counted_where_nothing_can_be_read(tmp_path):
 def test_the_reason_of_a_kill(before, now, log, expected):
     text = explanation(4711, MemoryKills(*before), MemoryKills(*now), log)
     assert text.startswith(expected) and bool(text) == bool(expected)
-    assert Exited("ps:0", -9, 0.0, text).cause == "it was killed by SIGKILL" + (f", {text}" if text else "")
+    assert Exited("ps:0", -9, text).cause == "it was killed by SIGKILL" + (f", {text}" if text else "")

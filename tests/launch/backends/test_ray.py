@@ -13,27 +13,24 @@ import uuid
 from pathlib import Path
 
 import pytest
+from listening import LISTENS
 from processes import MARK, end_processes, processes_of
 from support_paths import CHECKOUT, PROGRAMS
 from tools import needs
+from waits import wait_until
 
 from tfdist import ClusterError
 from tfdist.launch.backends.ray import placement
 
 pytestmark = [pytest.mark.cluster, needs("ray")]
 
-SERVES = """
-import json, os, pathlib, socket, sys, time
+SERVES = (
+    LISTENS
+    + """
 folder = pathlib.Path(os.environ["TEST_FOLDER"])
-config = json.loads(os.environ["TF_CONFIG"])
-me = config["task"]
-address = config["cluster"].get(me["type"], {me["index"]: ":0"})[me["index"]]
-listener = socket.socket()
-listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-listener.bind(("", int(address.rpartition(":")[2])))
-listener.listen()
-(folder / f"pid-{me['type']}-{me['index']}").write_text(str(os.getpid()))
+(folder / f"pid-{name}").write_text(str(os.getpid()))
 """
+)
 
 
 class RayHere:
@@ -250,10 +247,7 @@ def test_a_worker_of_hogwild_is_restarted_alone_and_all_tasks_die_with_a_killed_
     first = here.pids(3)
     time.sleep(1)  # Until the launcher knows that all tasks listen.
     os.kill(first["worker-0"], signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while here.pids(3)["worker-0"] == first["worker-0"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: here.pids(3)["worker-0"] != first["worker-0"])
     assert here.pids(3)["chief-0"] == first["chief-0"]
     launcher.kill()
     output = launcher.communicate(timeout=10)[0]

@@ -5,9 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from listening import LISTENS
 from support_paths import PROGRAMS
 from waits import wait_until
 
@@ -64,13 +64,8 @@ time.sleep(600)
 """
 
 PARENT = f"""
-    import signal, socket, subprocess, sys, time
-    got = []
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    listener.bind(("", int(json.loads(os.environ["TF_CONFIG"])["cluster"][me["type"]][me["index"]].rpartition(":")[2])))
-    listener.listen()
-    if (me["type"], me["index"]) == ("worker", 1):
+    import subprocess
+    if name == "worker-1":
         def end(*_):
             time.sleep(1)
             print("the child has got", os.path.exists("child-got"), flush=True)
@@ -83,12 +78,12 @@ PARENT = f"""
 
 def test_what_a_worker_that_leaves_has_started_gets_sigterm_after_it(start, script, tmp_path):
     flags = ["--cluster", '{"chief": 1, "worker": 2, "ps": 1}', "--max_workers", "2", "--log_dir", "logs"]
-    job = start(QUICK, *flags, script(PARENT))
-    _wait_for(tmp_path / "child-ready")
+    job = start(QUICK, *flags, script(LISTENS, PARENT))
+    wait_until((tmp_path / "child-ready").exists)
     subprocess.run([sys.executable, "-m", "tfdist", "scale", "logs", "worker=1"], cwd=tmp_path, check=True)
     job.wait_for("worker:1 | the child has got ")
     assert "the child has got False" in job.output
-    _wait_for(tmp_path / "child-got")
+    wait_until((tmp_path / "child-got").exists)
     assert (tmp_path / "child-got").read_text() == str(int(signal.SIGTERM))
     (tmp_path / "end").touch()
     assert job.wait(60) == 0, job.output
@@ -96,11 +91,6 @@ def test_what_a_worker_that_leaves_has_started_gets_sigterm_after_it(start, scri
 
 
 SAVES = """
-    import signal, socket, sys, time
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    listener.bind(("", int(json.loads(os.environ["TF_CONFIG"])["cluster"][me["type"]][me["index"]].rpartition(":")[2])))
-    listener.listen()
     def save(*_):
         time.sleep(1.5)  # Longer than the others wait for a sign.
         for name in ("worker-0", "worker-1", "ps-0"):
@@ -115,7 +105,7 @@ SAVES = """
 
 def test_when_all_processes_get_sigterm_as_at_a_shutdown_the_chief_saves_before_the_others_end(start, script, tmp_path):
     flags = ["--cluster", '{"chief": 1, "worker": 2, "ps": 1}', "--grace_period", "60", "--state_file", "state.json"]
-    job = start(QUICK, *flags, script(SAVES))
+    job = start(QUICK, *flags, script(LISTENS, SAVES))
     job.wait_for("chief:0  | ready")
     wait_until(
         lambda: [each["state"] for each in json.loads((tmp_path / "state.json").read_text())["tasks"]] == ["running"] * 4
@@ -128,13 +118,6 @@ def test_when_all_processes_get_sigterm_as_at_a_shutdown_the_chief_saves_before_
     assert job.wait(100) == 143, job.output
     assert "chief:0  | saved with the others" in job.output and "ended by SIGTERM" in job.output
     assert job.left() == {}
-
-
-def _wait_for(path):
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, path
-        time.sleep(0.05)
 
 
 def test_user_signals_reach_only_the_program_and_ctrl_c_what_it_has_started_too(start, script, tmp_path):

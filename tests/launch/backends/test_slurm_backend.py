@@ -10,6 +10,7 @@ import time
 
 import pytest
 import slurm_here
+from listening import LISTENS
 from support_paths import CHECKOUT, PROGRAMS
 from tools import needs
 from waits import wait_until
@@ -177,14 +178,7 @@ def test_ids_that_are_no_number_are_refused(job_id):
         slurm.Batch().status(job_id)
 
 
-PROGRAM = """
-import json, os, pathlib, socket, sys, time
-config = json.loads(os.environ["TF_CONFIG"])
-me = config["task"]
-listener = socket.socket()
-listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-listener.bind(("", int(config["cluster"]["worker"][me["index"]].rpartition(":")[2])))
-listener.listen()
+PROGRAM = f"""{LISTENS}
 print("node", os.environ["SLURMD_NODENAME"], os.environ["KEY"], sys.argv[1:], flush=True)
 if sys.argv[1] == "stay": time.sleep(600)
 time.sleep(3)
@@ -272,13 +266,6 @@ def test_a_batch_job_is_asked_and_ended_from_elsewhere_also_one_that_waits(clust
 
 
 SAVES = """
-import json, os, pathlib, signal, socket, sys, time
-config = json.loads(os.environ["TF_CONFIG"])
-me = config["task"]
-listener = socket.socket()
-listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-listener.bind(("", int(config["cluster"][me["type"]][me["index"]].rpartition(":")[2])))
-listener.listen()
 def save(*_):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(1)
@@ -294,7 +281,7 @@ if me["type"] == "chief":
     print("ready", flush=True)
 else:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    pathlib.Path(f"pid-{me['type']}-{me['index']}").write_text(str(os.getpid()))
+    pathlib.Path(f"pid-{name}").write_text(str(os.getpid()))
 time.sleep(600)
 """
 
@@ -302,7 +289,7 @@ time.sleep(600)
 @pytest.mark.cluster
 @needs("slurm")
 def test_when_slurm_ends_a_job_its_chief_saves_before_the_others_end(cluster):
-    (cluster.folder / "saves.py").write_text(SAVES)
+    (cluster.folder / "saves.py").write_text(LISTENS + SAVES)
     words = [word if word != '{"worker": 3}' else '{"chief": 1, "worker": 2, "ps": 1}' for word in BATCH]
     handle = cluster(*words, "--detach", "saves.py").stdout.strip()
     wait_until(lambda: "| ready" in cluster("logs", handle).stdout)

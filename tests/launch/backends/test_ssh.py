@@ -15,23 +15,14 @@ from pathlib import Path
 import pytest
 import ssh_here
 from by_hand import free_ports
-from processes import MARK, processes_of
+from listening import LISTENS
+from processes import MARK, parent_of, processes_of
 from support_paths import CHECKOUT, PROGRAMS
 from tools import needs
 
 pytestmark = [pytest.mark.cluster, needs("sshd")]
 
-SERVES = """
-import json, os, pathlib, socket, sys, time
-config = json.loads(os.environ["TF_CONFIG"])
-me = config["task"]
-address = config["cluster"][me["type"]][me["index"]]
-listener = socket.socket()
-listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-listener.bind(("", int(address.rpartition(":")[2])))
-listener.listen()
-pathlib.Path(f"pid-{me['index']}").write_text(str(os.getpid()))
-"""
+SERVES = LISTENS + "pathlib.Path(f\"pid-{me['index']}\").write_text(str(os.getpid()))\n"
 
 
 class Hosts:
@@ -193,10 +184,6 @@ def test_remote_tasks_die_with_the_launcher(hosts, number):
     launcher.send_signal(number)
     assert hosts.left(within=10) == {}
     assert launcher.wait(1) == (130 if number == signal.SIGINT else -9)
-
-
-def parent_of(pid):
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_a_killed_agent_takes_its_tasks_along_and_is_named(hosts):

@@ -19,9 +19,9 @@ from processes import MARK, processes_of
 from support_paths import PROGRAMS
 from waits import wait_until
 
+from tfdist.launch.backends.interface import BackendError
 from tfdist.launch.background import background_jobs
 from tfdist.launch.jobs.job_status import JobStatus, State
-from tfdist.launch.supervision.state_file import StateFile
 
 pytestmark = pytest.mark.cluster
 
@@ -165,6 +165,16 @@ def test_following_goes_on_after_a_log_was_cut(tmp_path, monkeypatch):
             log.write_text("4\n")
             state[0] = State.SUCCEEDED
     assert got == ["1", "2", "3", "4"]
+
+
+def test_following_a_task_that_has_not_started_ends_when_the_folder_of_the_job_is_removed(tmp_path, monkeypatch):
+    def sleep(seconds):
+        raise AssertionError("it waits")
+
+    monkeypatch.setattr(background_jobs, "time", SimpleNamespace(sleep=sleep))
+    folder = SimpleNamespace(path=tmp_path / "gone", status=lambda: JobStatus(State.STARTING))
+    with pytest.raises(BackendError, match="gone was removed, and nothing else tells when the job ends"):
+        next(background_jobs._lines(tmp_path / "worker-1.log", folder, follow=True))
 
 
 def test_following_ends_when_the_folder_of_the_job_is_removed(detach, tfdist, tmp_path):
@@ -380,18 +390,3 @@ def test_a_full_disk_with_state_file_and_output_does_not_end_a_job(variables, tm
     (tmp_path / "go").touch()
     assert launcher.wait(60) == 0
     assert read_json("summary.json")["exit_code"] == 0
-
-
-def test_a_state_that_cannot_be_written_is_said_once(tmp_path):
-    said = []
-    writer = StateFile(str(tmp_path / "state.json"), 5.0)
-    writer.begins(said.append)
-    (tmp_path / "state.json").unlink()
-    (tmp_path / "state.json.part").mkdir()
-    for _ in range(3):
-        writer.changed(JobStatus(State.RUNNING))
-    assert said == [f"--state_file {tmp_path}/state.json: Is a directory; the state there may be out of date"]
-    (tmp_path / "state.json.part").rmdir()
-    writer.changed(JobStatus(State.SUCCEEDED))
-    writer.changed(JobStatus(State.CANCELLED))  # A signal after the end.
-    assert json.loads((tmp_path / "state.json").read_text())["state"] == "succeeded"

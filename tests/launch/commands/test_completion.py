@@ -10,7 +10,6 @@ from tools import needs
 
 from tfdist.launch.background.job_folder import JobFolder
 from tfdist.launch.commands import COMMANDS, completion
-from tfdist.launch.errors import UsageError
 
 
 @pytest.fixture
@@ -97,8 +96,3 @@ def test_zsh_completes_values_of_flags(script, tmp_path):
     (tmp_path / "script").write_text(stubs + script("zsh") + ask + lines)
     got = subprocess.run(["zsh", "-f", str(tmp_path / "script")], capture_output=True, text=True, timeout=30, check=True)
     assert got.stdout.split() == ["BASIC", "files", "cloudml", "-n", "files", "run"]
-
-
-def test_another_shell_is_refused():
-    with pytest.raises(UsageError, match="expected one of bash, zsh, fish"):
-        completion.main(["tcsh"], ())

@@ -12,7 +12,7 @@ from tfdist.launch.jobs.job import Job, Program
 from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
 
 NAME = "worker:1"
-KILLED = Exited(NAME, -9, 0.0)
+KILLED = Exited(NAME, -9)
 STOPPED, RESUMED = Stopped(NAME, 1, 19), Stopped(NAME, 1, None)
 
 
@@ -52,10 +52,10 @@ def test_a_task_is_restarted_three_times_after_doubling_delays(watched):
 def test_a_host_that_is_not_reached_costs_no_restart_where_others_train_on(watched, monkeypatch):
     task, _, done, passes = watched
     monkeypatch.setattr(task, "_can_continue", lambda running: True)
-    task.exited(Unreachable(NAME, -9, 0.0, "h1: gone"))
+    task.exited(Unreachable(NAME, note="h1: gone"))
     passes(1.2)
     for _ in range(10):
-        task.exited(Unreachable(NAME, -9, 0.0, "h1: no route", had_started=False))
+        task.exited(Unreachable(NAME, note="h1: no route", had_started=False))
         passes(61)
     assert len(done.started) == 11 and task.counts == {NAME: 1}
     assert done.said == [
@@ -68,7 +68,7 @@ def test_a_host_that_is_not_reached_costs_no_restart_where_others_train_on(watch
     ]
     monkeypatch.setattr(task, "_can_continue", lambda running: NAME in running)
     for _ in range(3):  # Without it nobody trains: the job fails soon.
-        task.exited(Unreachable(NAME, -9, 0.0, "h1: no route", had_started=False))
+        task.exited(Unreachable(NAME, note="h1: no route", had_started=False))
         passes(61)
     assert task.counts == {NAME: 3} and not task.can_continue
 
@@ -129,7 +129,7 @@ def test_the_training_waits_for_a_ps_and_cannot_go_on_without_it(monkeypatch):
         awaited=tasks[1:],
     )
     for name in ("worker:0", "ps:0", "ps:0"):
-        task.exited(Exited(name, -9, 0.0))
+        task.exited(Exited(name, -9))
         clock.now += 1.5
         task.tick()
     assert started == tasks[1:] and not task.running
@@ -154,7 +154,7 @@ def test_a_ps_is_restarted_at_once_if_the_training_has_made_steps_with_it(monkey
         if advances:
             watched.advanced()
         for task in tasks:
-            watched.exited(Exited(task.name, -9, 0.0))
+            watched.exited(Exited(task.name, -9))
         watched.tick()
         at_once = list(started)
         clock.now += 1.5
@@ -177,7 +177,7 @@ def test_that_nobody_trains_is_said_when_all_workers_end_together(monkeypatch):
         (tasks, "no worker group can train now, and the training waits for one"),
     ):
         for task in ended:
-            watched.exited(Exited(task.name, -9, 0.0))
+            watched.exited(Exited(task.name, -9))
         clock.now += 5.0
         watched.tick()
         assert said == [
@@ -277,8 +277,8 @@ def test_after_the_job_no_task_is_started_or_killed(watched):
 
 def test_a_task_that_has_lost_its_chief_is_restarted_when_the_chief_is_seen_to_go_on(watched):
     task, _, done, passes = watched
-    alone = Exited(NAME, EXIT_CHIEF_FAILED, 0.0)
-    assert restarts.may_run_longer(alone) and not restarts.may_run_longer(Exited(NAME, 1, 0.0))
+    alone = Exited(NAME, EXIT_CHIEF_FAILED)
+    assert restarts.may_run_longer(alone) and not restarts.may_run_longer(Exited(NAME, 1))
     passes(20)
     task.exited(alone)
     passes(restarts.CHIEF_SECONDS - 0.3)

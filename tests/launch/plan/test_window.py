@@ -62,7 +62,7 @@ def test_a_program_that_ends_early_is_not_one_that_is_slow():
     assert "the program made no step of fit within 60 s; try more (--seconds)" in early._too_few(
         here, configurations.ALL[0], None
     )
-    early._ended["worker:0"] = Exited("worker:0", 1, 0.0)
+    early._ended["worker:0"] = Exited("worker:0", 1)
     assert "the program has ended without a step of fit (it exited with 1)" in early._too_few(here, configurations.ALL[0], None)
     assert "has ended after too few steps of fit (it exited with 1)" in early._too_few(here, configurations.ALL[0], some)
     assert "gives fit data of unknown batch size" in early._too_few(here, configurations.ALL[0], unknown)

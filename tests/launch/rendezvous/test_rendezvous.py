@@ -3,7 +3,6 @@
 Faults are in test_rendezvous_faults.py.
 """
 
-import contextlib
 import json
 import os
 import socket
@@ -86,27 +85,6 @@ def test_ranks_wait_for_a_redis_server_that_starts_late_or_restarts_empty(start_
     server.end()
     server.start()
     met([*ranks, *start_ranks(server.store, (2, 3))])
-
-
-def test_a_port_scanner_a_browser_and_a_flood_do_not_disturb_the_rendezvous(start_ranks):
-    store = Store("tcp", "127.0.0.1", free_port())
-    (first,) = start_ranks(store, (0, 2))
-    wait_until(lambda: is_listening(store.port))
-    garbage = [
-        b"GET / HTTP/1.1\r\n\r\n",
-        os.urandom(1000) + b"\n",
-        b"x" * 1_000_000,
-        b"[" * 10_000 + b"\n",
-        b"{}\n",
-        b'{"run": 1}\n',
-    ]
-    garbage += [b'{"run": "%s", "do": "drop"}\n' % b"0" * 16, b"\n", b""]
-    with contextlib.ExitStack() as open_connections:
-        for bytes_ in garbage:
-            stranger = open_connections.enter_context(socket.create_connection(("127.0.0.1", store.port), 5))
-            with contextlib.suppress(OSError):
-                stranger.sendall(bytes_)
-        met([first, *start_ranks(store, (1, 2))])
 
 
 def test_entries_that_tfdist_did_not_write_are_ignored(start_ranks, tmp_path):

@@ -166,7 +166,7 @@ def test_a_time_without_figures_of_sockets_has_none():
 def test_tasks_that_keep_to_different_cores_do_not_share_them(monkeypatch):
     affinity = {1: {0}, 2: {1}, 3: {1, 2}}
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: affinity[pid])
-    monkeypatch.setattr(use_probe, "_processor", lambda pid: now[0] * 0.9)
+    monkeypatch.setattr(use_probe, "processor", lambda pid: now[0] * 0.9)
     monkeypatch.setattr(use_probe, "_machine", lambda: (0.0, 0.0))
     now = [100.0]
     probe = use_probe.UseProbe(lambda: now[0])

@@ -102,14 +102,6 @@ def test_killing_the_launcher_leaves_no_process(training_job):
     assert training_job.left(within=10) == {}
 
 
-def test_killing_the_fork_server_fails_the_job(training_job):
-    parent = int(open(f"/proc/{training_job.pid_of('ps:0')}/stat").read().rpartition(")")[2].split()[1])
-    os.kill(parent, signal.SIGKILL)
-    assert training_job.wait(20) == 1
-    assert "the parent process of all tasks is gone: it was killed by signal 9" in training_job.output
-    assert training_job.left(within=5) == {}
-
-
 def test_an_exception_on_the_chief_is_shown_last_and_blames_no_server(start, script, small_cluster):
     body = """
         import tfdist
@@ -136,33 +128,6 @@ def test_an_exception_on_a_worker_before_it_serves_names_the_worker(start, scrip
     assert job.wait() == 1
     assert "tfdist: worker:1 failed first: it exited with 1" in job.output
     assert "RuntimeError: only here" in job.output.rpartition("the last lines of")[2]
-    assert job.left() == {}
-
-
-def test_the_exit_code_of_the_program_is_the_exit_code_of_the_job(start, script, small_cluster):
-    body = """
-        import sys, tfdist
-        tfdist.strategy()
-        sys.exit(7)
-    """
-    job = start("-m", "tfdist.launch", "--cluster", small_cluster, script(body))
-    assert job.wait() == 7
-    assert job.left() == {}
-
-
-def test_a_task_that_never_serves_is_named_when_the_start_times_out(start, script, small_cluster):
-    body = """
-        import time
-        if me["type"] == "ps":
-            time.sleep(600)
-        import tfdist
-        tfdist.strategy()
-    """
-    job = start("-m", "tfdist.launch", "--cluster", small_cluster, "--start_timeout", "8", script(body))
-    assert job.wait() == 1
-    assert "ps:0 (localhost:" in job.output
-    assert "did not start" in job.output or "no answer from" in job.output
-    assert "worker:0 (localhost" not in job.output
     assert job.left() == {}
 
 
@@ -237,7 +202,7 @@ def test_a_program_that_exits_with_a_code_is_the_first_failure_not_its_servers(s
     job = start("-m", "tfdist.launch", "--cluster", small_cluster, "--summary", "summary.json", script(body))
     assert job.wait() == 7
     assert read_json("summary.json")["failure"] == "chief:0 failed first: it exited with 7"
-    assert "chief:0 failed first: it exited with 7" in job.output
+    assert "chief:0 failed first: it exited with 7" in job.output and job.left() == {}
 
 
 def test_thousands_of_arguments_reach_the_program(start, script, tmp_path):

@@ -9,7 +9,8 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from processes import processes_of
+from listening import LISTENS
+from processes import parent_of, processes_of
 from support_paths import PROGRAMS
 from waits import wait_until
 
@@ -33,30 +34,18 @@ def quick(start, script):
 
 HOGWILD = "cluster { nworker_groups: 2 nserver_groups: 2 server_worker_separate: true sync_freq: 8 }"
 
-SERVES = """
-    import pathlib, signal, socket, subprocess, sys, time
-    name = f"{me['type']}-{me['index']}"
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    listener.bind(("", int(json.loads(os.environ["TF_CONFIG"])["cluster"][me["type"]][me["index"]].rpartition(":")[2])))
-    listener.listen()
-"""
-"""A task that listens, so that the launcher takes it for started."""
-
 
 def test_what_a_killed_worker_left_behind_cannot_block_the_launcher_and_ends_at_the_restart(start, script, tmp_path):
     (tmp_path / "job.conf").write_text(HOGWILD)
-    body = (
-        SERVES
-        + """
+    body = """
     if name == "worker-1" and not os.path.exists("babbler"):
+        import subprocess
         babbler = subprocess.Popen(["sh", "-c", "trap '' PIPE; while :; do echo babble; done"])
         pathlib.Path("babbler.new").write_text(str(babbler.pid))
         os.rename("babbler.new", "babbler")
     time.sleep(600)
     """
-    )
-    job = start(QUICK, "--cluster", "job.conf", script(body))
+    job = start(QUICK, "--cluster", "job.conf", script(LISTENS, body))
     wait_until((tmp_path / "babbler").exists)
     time.sleep(1)  # Until the launcher has seen that all tasks listen.
     first, babbler = job.pid_of("worker:1"), int((tmp_path / "babbler").read_text())
@@ -77,9 +66,7 @@ def test_a_worker_that_has_not_reached_the_chief_for_long_is_restarted_and_ends_
     restarts.CHIEF_SECONDS = 0.5
     runpy.run_path({QUICK!r}, run_name="__main__")
     """
-    body = (
-        SERVES
-        + """
+    body = """
     if name == "worker-1" and not os.path.exists("left"):
         time.sleep(1.5)  # Until the launcher has seen that all tasks listen.
         pathlib.Path("left").touch()
@@ -87,8 +74,7 @@ def test_a_worker_that_has_not_reached_the_chief_for_long_is_restarted_and_ends_
     if name == "worker-1": pathlib.Path("back").touch()
     while not os.path.exists("back"): time.sleep(0.05)
     """
-    )
-    job = start("-c", launcher, "--cluster", "job.conf", script(body))
+    job = start("-c", launcher, "--cluster", "job.conf", script(LISTENS, body))
     assert job.wait(60) == 0, job.output
     assert "worker:1 ended early: it exited with 75; the training continues, and the task is restarted" in job.output
     assert job.left() == {}
@@ -139,21 +125,14 @@ def test_secrets_are_in_no_command_line_of_the_job_and_in_no_output(quick, tmp_p
     assert not any("geheim" in path.read_text() for path in tmp_path.glob("tfdist_logs/*/*.log"))
 
 
-def parent_of(pid):
-    return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
-
-
 def test_a_stopped_task_is_named_when_another_fails_because_of_it(start, script, tmp_path):
-    body = (
-        SERVES
-        + """
+    body = """
     if name == "worker-0":
         while not os.path.exists("fail"): time.sleep(0.05)
         sys.exit(1)
     time.sleep(600)
     """
-    )
-    job = start(QUICK, "--cluster", '{"worker": 2}', script(body))
+    job = start(QUICK, "--cluster", '{"worker": 2}', script(LISTENS, body))
     wait_until((tmp_path / "pid-worker-1").exists)
     time.sleep(1)
     os.kill(job.pid_of("worker:1"), signal.SIGSTOP)
@@ -210,9 +189,9 @@ def test_a_full_log_folder_is_said_and_loses_no_number_of_the_summary(quick, tmp
 def test_folders_of_killed_launchers_are_removed_by_the_next_one(tmp_path, monkeypatch):
     monkeypatch.setattr(log_folder, "MEMORY", tmp_path)
     live = log_folder.LogFolder(str(tmp_path / "one"), print)
-    (tmp_path / "tfdist-report-killed").mkdir()
-    for path in (live.report_dir, tmp_path / "tfdist-report-killed"):
-        os.utime(path, (1, 1))
+    (tmp_path / f"tfdist-report-{os.uname().nodename}-killed").mkdir()
+    live.report_dir.rmdir()  # As systemd does when the last session of the user ends.
+    live.renew_report_dir()
     other = log_folder.LogFolder(str(tmp_path / "two"), print)
     left = set(tmp_path.glob("tfdist-report-*"))
     live.close()

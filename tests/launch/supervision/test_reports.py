@@ -11,6 +11,7 @@ from support_paths import PROGRAMS
 from tfdist.launch.command_line import checks
 from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs import progress
+from tfdist.launch.jobs.job_status import JobStatus, State
 from tfdist.launch.supervision import log_folder, summary
 from tfdist.launch.supervision.state_file import StateFile
 
@@ -54,6 +55,21 @@ def test_files_that_are_devices_links_or_standard_output_stay(tmp_path):
     assert kept.read_text().split() == ["before", "{", '"exit_code":', "0", "}"]
 
 
+def test_a_state_that_cannot_be_written_is_said_once(tmp_path):
+    said = []
+    writer = StateFile(str(tmp_path / "state.json"), 5.0)
+    writer.begins(said.append)
+    (tmp_path / "state.json").unlink()
+    (tmp_path / "state.json.part").mkdir()
+    for _ in range(3):
+        writer.changed(JobStatus(State.RUNNING))
+    assert said == [f"--state_file {tmp_path}/state.json: Is a directory; the state there may be out of date"]
+    (tmp_path / "state.json.part").rmdir()
+    writer.changed(JobStatus(State.SUCCEEDED))
+    writer.changed(JobStatus(State.CANCELLED))  # A signal after the end.
+    assert json.loads((tmp_path / "state.json").read_text())["state"] == "succeeded"
+
+
 @pytest.mark.parametrize("name", ["report.json", "report.json.progress", "report.json.steps", "report.json.progress.part"])
 def test_what_an_earlier_job_has_reported_is_out_of_the_way(tmp_path, name):
     (tmp_path / name).write_text("30")
@@ -73,7 +89,7 @@ def test_another_attempt_does_not_begin_with_the_steps_of_the_one_before(tmp_pat
 
 
 @pytest.mark.cluster
-def test_a_job_whose_progress_is_gone_is_not_taken_for_one_that_makes_no_step(start, script):
+def test_a_job_whose_progress_is_gone_is_not_taken_for_one_that_makes_no_step_and_keeps_its_summary(start, script, read_json):
     """As on a machine that empties /dev/shm when its user logs out."""
     body = """
     import shutil, time
@@ -82,8 +98,10 @@ def test_a_job_whose_progress_is_gone_is_not_taken_for_one_that_makes_no_step(st
     time.sleep(1.5)  # The launcher has read it.
     shutil.rmtree(os.path.dirname(path))
     time.sleep(4)
+    pathlib.Path(os.environ["TFDIST_REPORT"]).write_text('{"steps": 9}')
     """
     quick = str(PROGRAMS / "quick_launcher.py")
-    job = start(quick, "--tier", "BASIC", "--step_timeout", "2", script(body))
+    job = start(quick, "--tier", "BASIC", "--step_timeout", "2", "--summary", "summary.json", script(body))
     assert job.wait(60) == 0, job.output
+    assert read_json("summary.json")["steps"] == 9
     assert job.left() == {}

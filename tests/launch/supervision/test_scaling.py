@@ -19,11 +19,11 @@ from tfdist.errors import ClusterError
 from tfdist.launch.background.job_folder import JobFolder
 from tfdist.launch.commands import scale_command
 from tfdist.launch.errors import UsageError
-from tfdist.launch.jobs.events import Exited, Ready, Stopped, Used
+from tfdist.launch.jobs.events import Exited, Memory, Ready, Stopped, Used
 from tfdist.launch.jobs.job import Job, Program
 from tfdist.launch.jobs.job_status import JobStatus, State
 from tfdist.launch.jobs.restarts import Restarts
-from tfdist.launch.supervision import scaling
+from tfdist.launch.supervision import scaling, status_board
 from tfdist.launch.supervision.status_board import StatusBoard
 from tfdist.planner.use import Use
 
@@ -73,12 +73,26 @@ def test_a_status_says_of_each_task_what_holds_now():
     assert note() == "room for a worker that joins (tfdist scale)"
 
 
+def test_measurements_of_all_tasks_are_published_together_and_twice_a_second(monkeypatch):
+    """Each of hundreds of tasks has some every second, and a status of all of them takes milliseconds."""
+    now, published = [100.0], []
+    monkeypatch.setattr(status_board, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    board = StatusBoard(job(Cluster(TASKS).addressed()), lambda status, is_measurement: published.append(status))
+    for _ in range(3):
+        now[0] += 0.25
+        for task in board.status.tasks:
+            board.add(Memory(task.name, 7))
+        board.tick()
+    board.tick()
+    assert [[task.memory for task in status.tasks] for status in published] == [[7, 7, 7]] * 2
+
+
 def test_tasks_of_a_cancelled_job_are_cancelled_and_what_had_ended_before_stays():
     board = StatusBoard(job(Cluster(TASKS).addressed()), lambda status, is_measurement: None)
     names = [task.name for task in board.status.tasks]
     codes = dict(zip(names, (0, 1, -15), strict=False))
     for name in names[:2]:
-        board.add(Exited(name, codes[name], 0.0, ""))
+        board.add(Exited(name, codes[name]))
     board.cancelled()
     states = [task.state for task in board.ended(State.CANCELLED, "ended by SIGTERM", codes).tasks]
     assert states[:3] == [State.SUCCEEDED, State.FAILED, State.CANCELLED]
@@ -168,7 +182,7 @@ def test_a_worker_that_left_before_its_restart_and_comes_back_is_not_killed(scal
     scaling.ask(tmp_path, 2)
     passes(each, 1)
     tasks.running.remove("worker:1")
-    workers.exited(Exited("worker:1", -signal.SIGKILL, 0.0))
+    workers.exited(Exited("worker:1", -signal.SIGKILL))
     for number in (1, 2):
         scaling.ask(tmp_path, number)
         passes(each, 1)

@@ -90,11 +90,11 @@ def test_a_launcher_that_was_stopped_first_hears_what_happened_meanwhile(begun):
     for task in cluster.tasks:
         started.listening(task.name)
     exits["ps:0"] = 0
-    first.exited(Exited("ps:0", 0, 0.0), {"ps:0", "worker:0"}, False)
+    first.exited(Exited("ps:0", 0), {"ps:0", "worker:0"}, False)
     begun.clock.now += 1000  # The chief has ended all servers, and its own end is not read yet.
     assert first.get() is None
     exits["worker:0"] = 0
-    first.exited(Exited("worker:0", 0, 0.0), {"ps:0", "worker:0"}, False)
+    first.exited(Exited("worker:0", 0), {"ps:0", "worker:0"}, False)
     for _ in range(20):
         begun.clock.now += 1
         assert first.get() is None
@@ -107,7 +107,7 @@ def test_the_chief_is_named_whose_failure_has_ended_a_server_also_if_its_process
     job, time = Job(cluster, choose(cluster), Program("train.py")), RunningTime(lambda: begun.clock.now)
     exits = {"ps:0": code}
     first = FirstFailure(job, exits, time)
-    first.exited(Exited("ps:0", code, 0.0), {"ps:0", "worker:0"}, False)
+    first.exited(Exited("ps:0", code), {"ps:0", "worker:0"}, False)
     for _ in range(12):
         begun.clock.now += 0.9
         failure = first.get()

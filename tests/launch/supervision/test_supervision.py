@@ -5,10 +5,11 @@ import os
 import signal
 import socket
 import textwrap
-import time
 
 import pytest
+from listening import LISTENS
 from support_paths import PROGRAMS
+from waits import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -186,14 +187,9 @@ def test_a_stopped_task_that_the_others_have_not_waited_for_is_killed(start, scr
 
 
 ONE_GROUP = """
-    import signal, socket, sys, time
     attempts = pathlib.Path(f"attempts-{me['type']}")
     attempts.write_text(f"{attempts.read_text() if attempts.exists() else ''}x")
     if me["type"] == "chief": signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    listener.bind(("", int(json.loads(os.environ["TF_CONFIG"])["cluster"][me["type"]][0].rpartition(":")[2])))
-    listener.listen()
     if me["type"] != "worker": time.sleep(600)
     time.sleep(1.5)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -204,7 +200,7 @@ ONE_GROUP = """
 def test_the_only_worker_group_is_waited_for_or_with_max_restarts_all_tasks_begin_again(start, script, tmp_path, restarts):
     cluster = '{"chief": 1, "worker": 1, "ps": 1}'
     flags = ["--task_restarts", "worker=1", "--max_restarts", restarts]
-    job = start(QUICK, "--cluster", cluster, *flags, script(ONE_GROUP))
+    job = start(QUICK, "--cluster", cluster, *flags, script(LISTENS, ONE_GROUP))
     assert job.wait(60) == 137, job.output
     waits = "worker:0 ended early: it was killed by SIGKILL; the training waits for it, and variables that its last step had"
     assert (waits in job.output) == (restarts == "0")
@@ -253,17 +249,12 @@ def test_user_signals_reach_the_training_task(start, script):
 
 def test_a_task_that_hangs_at_its_start_is_named_with_its_python_stack(start, script):
     body = """
-    import socket, time
+    import time
     def hangs():
         time.sleep(600)
     if me["index"] == 1: hangs()
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    listener.bind(("", int(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"][0].rpartition(":")[2])))
-    listener.listen()
-    time.sleep(600)
     """
-    job = start(QUICK, "-n", "2", "--start_timeout", "4", script(body))
+    job = start(QUICK, "-n", "2", "--start_timeout", "4", script(body, LISTENS, "time.sleep(600)"))
     assert job.wait(60) == 1
     assert "gave up after 4 s (--start_timeout): worker:1 (localhost:" in job.output and "worker:0 (" not in job.output
     assert " in hangs\n" in job.output.rpartition("the last lines of")[2]
@@ -384,10 +375,7 @@ def test_tensorboard_runs_as_long_as_the_job_and_its_address_is_said(start, scri
         fresh=True,
     )
     (tmp_path / "tensorboard-pid").unlink()
-    deadline = time.monotonic() + 20
-    while not ((tmp_path / "tensorboard-pid").exists() and (tmp_path / "pid-chief-0").exists()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: (tmp_path / "tensorboard-pid").exists() and (tmp_path / "pid-chief-0").exists())
     killed.process.kill()
     assert killed.left(within=10) == {}
 

@@ -1,7 +1,10 @@
 """The output of tasks: how it is split into lines, shown on the terminal and written to files."""
 
+import fcntl
 import io
 import os
+import resource
+from types import SimpleNamespace
 
 import pytest
 
@@ -52,10 +55,20 @@ def test_each_line_starts_with_the_name_of_its_task():
     assert stream.getvalue() == "chief:0   | hello\ntfdist: bye\n"
 
 
-def test_colors_are_removed_for_files_and_pipes():
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("\x1b[1mbold\x1b[0m", "bold"),
+        ("\x1b]8;id=1;file:///a.py\x1b\\a.py\x1b]8;;\x1b\\:7 \x1bc", "a.py:7 "),  # A link, as rich writes it, and a reset.
+        ("\x1b]8;;file:///a.py\x1b\\a.py\x1b]8;;\x1b\\ in \x1b]0;title\x07b", "a.py in b"),
+    ],
+)
+def test_what_controls_a_terminal_is_removed_for_files_and_pipes(tmp_path, text, plain):
     stream = io.StringIO()
-    Terminal(["ps:0"], stream).line("ps:0", "\x1b[1mbold\x1b[0m")
-    assert stream.getvalue() == "ps:0 | bold\n"
+    output = TaskOutput("ps:0", tmp_path / "log", Terminal(["ps:0"], stream))
+    output.add(f"{text}\n".encode())
+    output.close()
+    assert (stream.getvalue(), (tmp_path / "log").read_text()) == (f"ps:0 | {plain}\n", f"{plain}\n")
 
 
 def test_only_a_real_terminal_shows_an_unfinished_line_until_the_next_finished_one(monkeypatch):
@@ -68,6 +81,22 @@ def test_only_a_real_terminal_shows_an_unfinished_line_until_the_next_finished_o
     terminal.progress("chief:0", "1/3")
     terminal.line("chief:0", "done")
     assert real.getvalue().endswith("\r\x1b[K\x1b[36mchief:0 | \x1b[0mdone\n")
+
+
+def test_a_panel_has_the_latest_unfinished_line_as_plain_text_until_it_ends(monkeypatch, tmp_path):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    terminal = Terminal(["chief:0", "worker:10"], FakeTerminal())
+    terminal._panel = SimpleNamespace(add=lambda line, important: None)
+    chief, worker = (TaskOutput(name, tmp_path / name, terminal) for name in ("chief:0", "worker:10"))
+    for output, data, unfinished in (
+        (chief, b"\r\x1b[31m10%", "chief:0 | 10%"),
+        (worker, b"a line\n", "chief:0 | 10%"),
+        (chief, b"\r20%", "chief:0 | 20%"),
+        (chief, b"\n", ""),
+    ):
+        output.add(data)
+        assert terminal.unfinished == unfinished
 
 
 def test_the_terminal_hides_the_lines_of_every_tensorflow_start_unless_verbose():
@@ -138,6 +167,24 @@ def test_a_pseudo_terminal_has_at_most_as_many_columns_as_one_may_have(monkeypat
     assert os.get_terminal_size(pipe.write_end).columns == 65535
     pipe.started()
     assert list(pipe.close()) == []
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_rest_of_the_output_is_read_also_where_a_launcher_has_more_than_1024_open_files(is_terminal):
+    """As one with some hundred tasks: `select` refuses such descriptors."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] <= 1100:
+        pytest.skip("this user may not open so many files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 1200), limits[1]))
+    try:
+        pipe = Pipe("ps:1", is_terminal)
+        low, pipe._read_end = pipe._read_end, fcntl.fcntl(pipe._read_end, fcntl.F_DUPFD_CLOEXEC, 1100)
+        os.close(low)
+        os.write(pipe.write_end, b"the end")
+        assert list(pipe.close()) == [b"the end"]
+        pipe.started()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_the_last_lines_of_a_log_file_are_those_of_the_program(tmp_path):

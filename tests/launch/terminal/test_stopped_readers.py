@@ -8,11 +8,17 @@ import subprocess
 import sys
 import termios
 import time
+from types import SimpleNamespace
 
 import pytest
 from support_paths import PROGRAMS
 from waits import wait_until
 
+from tfdist import Cluster, Task
+from tfdist.choice import choose
+from tfdist.launch.jobs.events import Exited, Memory
+from tfdist.launch.jobs.job import Job, JobFiles, Program
+from tfdist.launch.supervision.running_tasks import RunningTasks
 from tfdist.launch.terminal.background_writer import BackgroundWriter
 
 pytestmark = pytest.mark.cluster
@@ -25,11 +31,11 @@ def piped(tmp_path):
     """Starts the launcher for one task, with its output in a pipe of the test."""
     started = []
 
-    def run(body):
+    def run(body, *flags):
         (tmp_path / "program.py").write_text(body)
         started.append(
             subprocess.Popen(
-                [sys.executable, QUICK, "--tier", "BASIC", "program.py"],
+                [sys.executable, QUICK, "--tier", "BASIC", *flags, "program.py"],
                 cwd=tmp_path,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -116,6 +122,42 @@ def test_a_slow_reader_gets_every_line_of_many_tasks_that_print_at_once(monkeypa
         assert writer.left_out == 7  # That is for a reader that has stopped.
         got = output.read(200_000)
     assert got.split() == [str(number).encode() for number in range(2000)]
+
+
+STEPS = """
+import json, os, time
+path, begin, step = os.environ["TFDIST_REPORT"] + ".progress", time.monotonic(), 0
+def write(phase):
+    with open(path + ".part", "w") as file: json.dump({"phase": phase, "epoch": 1, "step": step, "batches": step}, file)
+    os.replace(path + ".part", path)
+while time.monotonic() - begin < 5:
+    step += 1
+    write("fit")
+    print("x" * 60_000)
+write("idle")
+"""
+
+
+def test_a_training_that_waits_for_a_slow_reader_is_neither_silent_nor_without_steps(piped):
+    launcher = piped(STEPS, "--stall_timeout", "1", "--step_timeout", "1")
+    begin = time.monotonic()
+    while time.monotonic() - begin < 6:
+        os.read(launcher.stdout.fileno(), 4096)
+        time.sleep(0.2)
+    output = launcher.stdout.read()
+    assert launcher.wait(10) == 0, output[-1000:]
+
+
+def test_what_happens_to_many_tasks_does_not_wait_for_a_slow_reader_one_by_one(tmp_path):
+    """The news of a task that had failed was behind what all others had measured."""
+    waits = []
+    terminal = SimpleNamespace(tick=lambda: None, wait_for_room=lambda timeout: bool(waits.append(timeout)))
+    found = [*(Memory(f"worker:{index}", 7) for index in range(50)), Exited("worker:0", 1)]
+    runner = SimpleNamespace(poll=lambda timeout, output: [] if waits[1:] else found)
+    cluster = Cluster((Task("worker", 0),))
+    tasks = RunningTasks(Job(cluster, choose(cluster), Program()), JobFiles(tmp_path), runner, terminal)
+    assert [tasks.poll(0.1) for _ in found] == found
+    assert waits == [0.1] + [0.0] * 50
 
 
 def test_a_reader_that_pauses_at_the_end_gets_every_line(piped, tmp_path):
