@@ -5,6 +5,7 @@ of pushes (push_weights.py), functions that groups run (synchronization_function
 (grace.py), collection of all progress (collector.py), and values on the chief (chief_values.py).
 """
 
+import concurrent.futures
 import contextlib
 import functools
 import logging
@@ -23,6 +24,7 @@ from tfdist.strategies.hogwild.replicas.block_registry import BlockRegistry, Use
 from tfdist.strategies.hogwild.replicas.chief_values import ChiefValues
 from tfdist.strategies.hogwild.replicas.collector import Collector
 from tfdist.strategies.hogwild.replicas.momentum_buffers import AVERAGE
+from tfdist.strategies.hogwild.synchronization import rounds
 from tfdist.strategies.hogwild.synchronization.control import Control
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind, LocalVariable
@@ -175,15 +177,15 @@ class LocalReplicas:
             if self._membership.is_live(owner):
                 return  # It is back already.
             with _grace_time_instead():
-                self._functions.leave_rounds(block, owner, len(self._membership.live), self._rates_now(block.rates))
+                live = len(self._membership.live)
+                self._functions.change_rounds(rounds.leave, block, self._rates_now(block.rates), [owner], live)
 
     def _finish_rounds(self, groups: Collection[int]) -> None:
         """Tells the ps that only these groups still make a call. See rounds.py."""
-        owners = {self.owners[group] for group in groups}
-        pushing = [int(group in owners) for group in range(len(self.owners))]
+        pushing = {self.owners[group] for group in groups}
         for block in (block for block in self.blocks if block.kind is Kind.SYNCHRONIZED):
             with _grace_time_instead():
-                self._functions.finish_rounds(block, pushing, self._rates_now(block.rates))
+                self._functions.change_rounds(rounds.finish, block, self._rates_now(block.rates), pushing)
 
     def begin_calls(self, train: bool) -> None:
         """Notes that calls are scheduled, and whether they train."""
@@ -310,7 +312,9 @@ class LocalReplicas:
 
     def _complete_round(self, block: ParameterBlock) -> None:
         rates = self._rates_now(block.rates)
-        block.retried(lambda: self._functions.complete_round(block, rates))
+        # In a thread of its own, which traces nothing: `export` reads variables while it traces.
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            block.retried(lambda: pool.submit(self._functions.change_rounds, rounds.settle, block, rates).result())
 
     def push_pull(self, block: ParameterBlock, server_group: int, control: Control) -> PushPull:
         """See `SynchronizationFunctions.push_pull`."""

@@ -114,16 +114,11 @@ class OuterOptimizer:
         """As `update`, if a group has waited for the end of round `wanted` for the grace time. Used only `in_rounds`."""
         raise NotImplementedError
 
-    def settle(self, state: State, control: Control) -> Update:
-        """As `update`, if the chief ends the round. Used only `in_rounds`."""
-        raise NotImplementedError
+    def change_round(self, state: State, change: Callable[..., Any], groups: Any, control: Control) -> Update:
+        """As `update`, if the chief tells a ps of groups, int32 [groups]. Used only `in_rounds`.
 
-    def leave(self, state: State, control: Control) -> Update:
-        """As `update`, if the group of `control` is lost. Used only `in_rounds`."""
-        raise NotImplementedError
-
-    def finish(self, state: State, pushing: Any) -> Update:
-        """As `update`, at the end of an epoch in which only the groups `pushing` still make calls. Used only `in_rounds`."""
+        `change` is `rounds.leave`, `rounds.finish` or `rounds.settle`.
+        """
         raise NotImplementedError
 
     def end_round(self, parameters: Any, state: dict[str, Any], control: Control) -> None:
@@ -250,19 +245,9 @@ class Nesterov(OuterOptimizer):
         del control
         return self._after(rounds.expire(_open_round(state), wanted, ARRAYS))
 
-    def settle(self, state: State, control: Control) -> Update:
-        """See `OuterOptimizer.settle`."""
-        del control
-        return self._after(rounds.settle(_open_round(state), ARRAYS))
-
-    def leave(self, state: State, control: Control) -> Update:
-        """See `OuterOptimizer.leave`."""
-        group = tf.one_hot(control.group, self.groups, dtype=tf.int32)
-        return self._after(rounds.leave(_open_round(state), group, control.live, ARRAYS))
-
-    def finish(self, state: State, pushing: Any) -> Update:
-        """See `OuterOptimizer.finish`."""
-        return self._after(rounds.finish(_open_round(state), pushing, ARRAYS))
+    def change_round(self, state: State, change: Callable[..., Any], groups: Any, control: Control) -> Update:
+        """See `OuterOptimizer.change_round`."""
+        return self._after(change(_open_round(state), groups, control.live, ARRAYS))
 
     def _after(self, after: Sequence[Any]) -> Update:
         round_, ends = after

@@ -228,7 +228,7 @@ def test_the_lock_is_held_until_the_step_of_a_round_has_been_made():
     shard = shard_of(Nesterov(GROUPS))
 
     def settle(numbers):
-        shard.settle(Control.of(numbers))
+        shard.change_round(rounds.settle, Control.of(numbers), tf.zeros([GROUPS], tf.int32))
 
     operations = tf.function(settle, autograph=False).get_concrete_function(Control.SPEC).graph.get_operations()
     (release,) = [op for op in operations if op.type == "ConsumeMutexLock"]
@@ -279,7 +279,11 @@ def test_a_push_waits_on_the_ps_until_its_round_has_ended():
 def test_at_the_end_of_an_epoch_a_push_waits_only_for_groups_that_still_make_calls():
     waiting = Waiting(grace=60.0)
     numbers = tf.constant([0, 0, 1, 0, 1.0, 0.0, 0.0, 0, 0], tf.float64)
-    finish = tf.function(lambda numbers, pushing: waiting.shard.finish(Control.of(numbers), pushing), autograph=False)
+
+    @tf.function(autograph=False)
+    def finish(numbers, pushing):
+        waiting.shard.change_round(rounds.finish, Control.of(numbers), pushing)
+
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         first = pool.submit(waiting.push, 0, 1)
         while not waiting.shard.state["pushed"].read_now().numpy().any():
