@@ -153,11 +153,11 @@ class Hogwild(CoordinatorStrategy):
         """See `strategy_state.Stateful`. Waits for the executions in flight."""
         self.executions.wait_until_idle()
         self.local_replicas.count_steps()  # Else the counters would lack steps that the weights have.
-        self.local_replicas.publish()  # Else the progress of the groups would replace what a callback has assigned.
+        self.local_replicas.chief.publish()  # Else the progress of the groups would replace what a callback has assigned.
         return checkpoint_state.state_of(self.local_replicas, model)
 
     def set_training_state(self, model: Any, state: dict[str, Any]) -> None:
         """See `strategy_state.Stateful`. Waits for the executions in flight."""
         self.executions.wait_until_idle()
-        self.local_replicas.publish()  # Else the progress that the state replaces would come into the outer momentum.
+        self.local_replicas.chief.publish()  # Else the progress that the state replaces would come into the outer momentum.
         checkpoint_state.restore(self.local_replicas, model, state)

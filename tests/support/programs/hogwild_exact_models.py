@@ -269,7 +269,7 @@ def late_group(strategy):
                     with concurrent.futures.ThreadPoolExecutor(2) as pool:
                         for group in (0, 1):
                             numbers = replicas.control(group, block.rates, in_round=2)
-                            pool.submit(replicas._functions.call, Task.SYNCHRONIZE, block, group, numbers)
+                            pool.submit(replicas.functions.call, Task.SYNCHRONIZE, block, group, numbers)
 
             def on_train_batch_end(self, batch, logs=None):
                 pass  # Calls are short if someone sees each step.
