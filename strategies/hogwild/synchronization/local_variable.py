@@ -266,21 +266,6 @@ class LocalVariable(VariableBase):
         return self.on_chief().numpy() if value is None else value
 
     @property
-    def name(self) -> str:
-        """The name, as other variables have it."""
-        return self._handle_name
-
-    @property
-    def shape(self) -> tf.TensorShape:
-        """The shape."""
-        return self._shape
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype."""
-        return self._dtype
-
-    @property
     def device(self) -> str:
         """The device: that of the replica in a function that a group runs, else the chief's."""
         return str(self._on_chief.device) if tf.executing_eagerly() else self._here
