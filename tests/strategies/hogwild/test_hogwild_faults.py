@@ -107,15 +107,6 @@ main()
 """
 
 
-def test_under_the_launcher_a_chief_that_is_killed_ends_the_job_and_is_named(start, script, small_cluster):
-    job = start("-m", "tfdist.launch", "--cluster", small_cluster, *OPTIONS, script(TRAINS))
-    job.wait_for("change 1: ")
-    os.kill(job.pid_of("chief:0"), signal.SIGKILL)
-    assert job.wait(20) == 128 + signal.SIGKILL
-    assert "tfdist: chief:0 failed first: it was killed by SIGKILL" in job.output
-    assert job.left(within=5) == {}
-
-
 COUNTS = """
     import json, time
     import tfdist

@@ -110,21 +110,6 @@ def test_nesterov_steps_when_every_live_group_has_pushed():
         np.testing.assert_allclose(simulation.parameters, oracle.parameters, rtol=1e-12)
 
 
-def test_a_group_that_pushes_twice_in_a_round_does_not_complete_it():
-    simulation, oracle = Simulation(Nesterov(GROUPS)), oracles.Nesterov(np.zeros(SIZE), RATE, BETA)
-    for group, push in zip((0, 0, 1), PUSHES, strict=False):
-        assert simulation.push(push, group=group).round.numpy().tolist() == [0, 0]
-    assert simulation.push(PUSHES[3], group=2).round.numpy().tolist() == [1, 1]
-    oracle.take_round(PUSHES[:4], [1 / GROUPS] * 4)
-    np.testing.assert_allclose(simulation.parameters, oracle.parameters, rtol=1e-12)
-
-
-def test_a_round_ends_with_the_live_groups():
-    simulation = Simulation(Nesterov(GROUPS))
-    assert simulation.push(PUSHES[0], group=0, live=2).round.numpy().tolist() == [0, 0]
-    assert simulation.push(PUSHES[1], group=2, live=2).round.numpy().tolist() == [1, 1]
-
-
 @pytest.mark.parametrize(
     ("round_", "last_round", "expected"),
     [
