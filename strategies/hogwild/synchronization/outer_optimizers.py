@@ -185,19 +185,21 @@ class DelayedNesterov(OuterOptimizer):
         """See `OuterOptimizer.update`."""
         del parameters
         rate, beta, weight = (tf.cast(v, push.dtype) for v in (control.rate, control.momentum, control.weight))
+        before = {name: state[name] for name in ("momentum", "sum", "count")}
         progress = weight * push
-        total, count = state["sum"] + progress, state["count"] + 1
-        is_last = count >= control.live
-        momentum = tf.where(is_last, beta * state["momentum"] + total, state["momentum"])
-        from_momentum = tf.where(is_last, beta * momentum, tf.zeros_like(momentum))
-        new_state = {
-            "momentum": momentum,
-            "sum": tf.where(is_last, tf.zeros_like(total), total),
-            "count": tf.where(is_last, 0, count),
-        }
-        is_outer = beta > 0  # Else it leaves the state to the pushes that have momentum, as that of a group that trains alone.
-        new_state = {name: tf.where(is_outer, new, state[name]) for name, new in new_state.items()}
-        return Update(rate * (from_momentum + progress), new_state)
+
+        def with_momentum() -> tuple[Any, State]:
+            total, count = before["sum"] + progress, before["count"] + 1
+
+            def step() -> tuple[Any, State]:
+                momentum = beta * before["momentum"] + total
+                return beta * momentum + progress, {"momentum": momentum, "sum": tf.zeros_like(total), "count": 0 * count}
+
+            return tf.cond(count >= control.live, step, lambda: (progress, before | {"sum": total, "count": count}))
+
+        # Without, it leaves the state to the pushes that have momentum, as that of a group that trains alone.
+        change, new_state = tf.cond(beta > 0, with_momentum, lambda: (progress, before))
+        return Update(rate * change, new_state)
 
 
 @dataclass(frozen=True)
