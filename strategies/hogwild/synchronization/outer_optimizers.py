@@ -188,7 +188,7 @@ class DelayedNesterov(OuterOptimizer):
         before = {name: state[name] for name in ("momentum", "sum", "count")}
         progress = weight * push
 
-        def with_momentum() -> tuple[Any, State]:
+        def with_momentum() -> Any:
             total, count = before["sum"] + progress, before["count"] + 1
 
             def step() -> tuple[Any, State]:
