@@ -208,7 +208,7 @@ def test_under_the_launcher_a_worker_is_started_again(start, script, small_clust
         job.wait_for("worker:1 is killed and restarted unless it resumes within 3 s")
         job.wait_for("worker:1 was stopped for 3 s; it is killed, because other tasks may wait for it")
     job.wait_for("worker:1 ended early: it was killed by SIGKILL; the training continues, and the task is restarted")
-    job.wait_for("2 training", after="is restarted")
+    job.wait_for("2 of 2 worker groups train", after="is restarted")
     assert job.pid_of("worker:1") != pid
     (tmp_path / "end").touch()
     assert job.wait(60) == 0, job.output
@@ -232,7 +232,7 @@ def test_a_worker_of_a_plain_program_is_started_again(start, script, small_clust
     assert len(forked) == 3
     os.kill(forked[1], signal.SIGKILL)
     job.wait_for("worker:1 ended early: it was killed by SIGKILL; the training continues, and the task is restarted")
-    job.wait_for("2 training", after="is restarted")
+    job.wait_for("2 of 2 worker groups train", after="is restarted")
     (tmp_path / "end").touch()
     assert job.wait(60) == 0, job.output
     assert job.left(within=5) == {}
