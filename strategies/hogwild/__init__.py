@@ -11,7 +11,7 @@ change, and `rounds.py` when. `timing/` says when groups synchronize and how lon
 all groups; there, `lost_shards.py` gives a ps that was restarted its part back, and `slots_of_others.py` a worker its optimizer
 slots. `replicas/` imports the other two, which import neither it nor each other.
 
-Outer optimizers, rounds, compressors, topologies and schedules are pure functions and values, in files of these names. Each
-file but `rounds.py` has a table. To add one, write a class or function, and add a line to the table and to the options in
-`tfdist/synchronization.py`.
+Outer optimizers, rounds, compressors, topologies and schedules are pure functions and values, in files of these names. To add
+an outer optimizer, a compressor or a topology, write a class or function, and add a line to the table in its file and to the
+options in `tfdist/synchronization.py`.
 """

@@ -88,8 +88,8 @@ class HogwildHooks(CoordinatorHooks):
         calls = GroupCalls(self._strategy, model, GroupStep(self._strategy, model, model.predict_step, PredictionOutputs()))
 
         def prepare(batches: list[Any], element_spec: Any) -> Callable[[int], Any]:
-            replicas.publish()
-            replicas.synchronize_groups()
+            replicas.chief.publish()
+            replicas.chief.synchronize_groups()
             calls.counters.begin(0)
             call = calls.prepare(batches, element_spec)
             return lambda group: call(group, 0)

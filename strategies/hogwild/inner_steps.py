@@ -111,7 +111,7 @@ class InnerSteps(GroupProgram):
         synchronizations = []
         for block in (self.blocks[number] for number in chosen):
             own = control if block.rates != AVERAGE else control.with_rates(*AVERAGE)
-            synchronizations.append(self._replicas.push_pull(block, servers, own))
+            synchronizations.append(self._replicas.functions.push_pull(block, servers, own))
         for number, synchronization in zip(chosen, synchronizations, strict=True):
             with self.blocks[number].place():
                 synchronization.push()

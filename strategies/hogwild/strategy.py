@@ -26,7 +26,7 @@ from tfdist.strategies.hogwild.synchronization import custom_gradients
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.timing import network
 from tfdist.strategies.hogwild.timing.measured_delay import MeasuredDelay
-from tfdist.strategies.hogwild.timing.schedules import PERIOD_SCHEDULES, Speeds
+from tfdist.strategies.hogwild.timing.schedules import Speeds
 from tfdist.strategies.hogwild.traffic import bytes_per_period, compression_used
 from tfdist.strategies.inputs import worker_input
 from tfdist.strategies.model_parallel.worker_mesh import WorkerMesh
@@ -93,7 +93,7 @@ class Hogwild(CoordinatorStrategy):
         self.local_replicas.in_flight = self.executions.__len__
         self.local_replicas.wait_until_idle = self.executions.wait_until_idle
         self.executions.when_draining = lambda: self.local_replicas.drain()
-        self.speeds = Speeds(len(self.worker_groups), PERIOD_SCHEDULES[self.synchronization.adaptive])
+        self.speeds = Speeds(len(self.worker_groups))
         self.executions.is_exact = False
         self.tfdist_hooks = HogwildHooks(self)
         self.local_replicas.count_steps = self.tfdist_hooks.count_steps
@@ -153,11 +153,11 @@ class Hogwild(CoordinatorStrategy):
         """See `strategy_state.Stateful`. Waits for the executions in flight."""
         self.executions.wait_until_idle()
         self.local_replicas.count_steps()  # Else the counters would lack steps that the weights have.
-        self.local_replicas.publish()  # Else the progress of the groups would replace what a callback has assigned.
+        self.local_replicas.chief.publish()  # Else the progress of the groups would replace what a callback has assigned.
         return checkpoint_state.state_of(self.local_replicas, model)
 
     def set_training_state(self, model: Any, state: dict[str, Any]) -> None:
         """See `strategy_state.Stateful`. Waits for the executions in flight."""
         self.executions.wait_until_idle()
-        self.local_replicas.publish()  # Else the progress that the state replaces would come into the outer momentum.
+        self.local_replicas.chief.publish()  # Else the progress that the state replaces would come into the outer momentum.
         checkpoint_state.restore(self.local_replicas, model, state)

@@ -113,7 +113,7 @@ class Steps:
             remaining = latest - time.monotonic()
             self._any_group = self._membership.has_lost_alone() or remaining <= 0
             if self._any_group:
-                self._replicas.synchronize_groups()  # Another group goes on from what the first one has done.
+                self._replicas.chief.synchronize_groups()  # Another group goes on from what the first one has done.
             execution = self._schedule([batch], owner=self, group=None if self._any_group else self._membership.alone)
             try:
                 self._executions.result_of(execution, None if self._any_group else remaining)
@@ -136,7 +136,7 @@ class Steps:
         self._kept_steps = self._kept_steps + 1 if self._replicas.keeps_progress else 0
         if self._kept_steps >= self._period:
             self._kept_steps = 0
-            self._replicas.synchronize_groups()
+            self._replicas.chief.synchronize_groups()
 
     # Scheduling.
 
@@ -153,9 +153,9 @@ class Steps:
         later: int | None = None,
     ) -> Execution:
         self._replicas.begin_calls(self._trains)
-        self._replicas.publish()
+        self._replicas.chief.publish()
         if not self._trains:
-            self._replicas.synchronize_groups()
+            self._replicas.chief.synchronize_groups()
         calls, pushes = self._prepare(batches, element_spec)
         if self._trains:
             self._replicas.pushes_left.schedule(pushes, later)
@@ -225,7 +225,7 @@ class Steps:
         """Adds the results of an execution: one row per step. Returns the logs after each step in `wanted`."""
         last = len(rows) - 1
         logs = self._metric_logs.add(execution, rows[[*wanted] if wanted and wanted[-1] == last else [*wanted, last]])
-        self._replicas.count_updates(self._calls.counters.changes(rows))
+        self._replicas.chief.count_updates(self._calls.counters.changes(rows))
         return logs[: len(wanted)]
 
     def _add_one(self, execution: Execution) -> Logs:

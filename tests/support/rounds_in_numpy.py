@@ -42,11 +42,11 @@ class Fragment:
 
     def finish(self, *groups):
         """Ends the round at the end of an epoch in which only these groups make calls."""
-        self._step(rounds.finish(self.round, np.array([int(group in groups) for group in range(self.groups)]), np))
+        self._step(rounds.finish(self.round, np.array([int(group in groups) for group in range(self.groups)]), 1, np))
 
     def settle(self):
         """Ends the round because all groups have flushed."""
-        self._step(rounds.settle(self.round, np))
+        self._step(rounds.settle(self.round, None, 1, np))
 
     def _step(self, after):
         self.round, ends = after

@@ -17,14 +17,12 @@ class Membership:
 
     Attributes:
         owners: for each group the group whose local replica it trains: itself, or if they share, the first with its tasks.
-        epoch: rises with each change.
         when_lost: called with the owner that is lost, in the thread that notices it.
         when_changed: called with an owner whose workers have left (False) or are back (True), in the same way.
     """
 
     def __init__(self, groups: Sequence[Any], shared: bool = False) -> None:
         self.owners = _owners(groups, shared)
-        self.epoch = 0
         self.when_lost: Callable[[int], None] = lambda owner: None
         self.when_changed: Callable[[int, bool], None] = lambda owner, has_joined: None
         self._lock = threading.RLock()
@@ -55,7 +53,7 @@ class Membership:
         return self._away
 
     def term(self, group: int) -> int:
-        """Returns the epoch in which a group was last lost or restarted. The progress that it had then is given up."""
+        """Returns how many times a group was lost or restarted. The progress that it had then is given up."""
         return self._terms[self.owners[group]]
 
     def incarnation(self, group: int) -> int:
@@ -83,7 +81,6 @@ class Membership:
         if owner not in self._live:
             with self._lock:
                 was_away = owner in self._away
-                self.epoch += 1
                 self._live |= {owner}
                 self._away -= {owner}
             if was_away:
@@ -93,8 +90,7 @@ class Membership:
         """Notes that a group has failed or does not answer. It starts anew, and the others have its share of the weights."""
         owner = self.owners[group]
         with self._lock:
-            self.epoch += 1
-            self._terms[owner] = self.epoch
+            self._terms[owner] += 1
             self._live -= {owner}
         self.when_lost(owner)
 
@@ -122,12 +118,11 @@ class Membership:
     def restart(self, group: int) -> None:
         """Notes that a worker of a group has been restarted and is part of the cluster again."""
         with self._lock:
-            self.epoch += 1
             before = self.replica(group)
             self._incarnations[group] += 1
             # Only the first one to know: those that share its replica need not pull it once more each.
             if self.replica(group) > before:
-                self._terms[self.owners[group]] = self.epoch
+                self._terms[self.owners[group]] += 1
 
     def say_no_more(self) -> None:
         """Ends the calls of `when_changed`."""
@@ -143,7 +138,6 @@ class Membership:
     def train_alone(self, one: bool) -> None:
         """Lets one group train while the others wait, or lets all train."""
         with self._lock:
-            self.epoch += 1
             self._alone = self.owners[min(self._live, default=0)] if one else None
 
     def has_lost_alone(self) -> bool:
@@ -159,7 +153,6 @@ class Membership:
         """
         with self._lock:
             if self._alone is not None and even_for_another and self._alone != self.owners[group]:
-                self.epoch += 1
                 self._alone = self.owners[group]
             return self._alone in (None, self.owners[group])
 

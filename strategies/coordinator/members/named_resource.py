@@ -96,11 +96,12 @@ class NamedVariable:
 
     def add(self, factor: Any, value: Any) -> Any:
         """Adds `factor * value` to the value in one pass over the memory, else as `assign_add`."""
-        return _add(self.handle(), self.dtype, factor, value)
+        alpha = -tf.cast(factor, self.dtype)
+        return tf.raw_ops.ResourceApplyGradientDescent(var=self.handle(), alpha=alpha, delta=value, use_locking=True)
 
 
-class GivenVariable:
-    """A variable whose resource is an argument of the function that uses it, with the methods of `NamedVariable`.
+class GivenVariable(NamedVariable):
+    """A variable whose resource is an argument of the function that uses it, on the device of the function.
 
     Args:
         resource: the resource.
@@ -108,32 +109,14 @@ class GivenVariable:
     """
 
     def __init__(self, resource: Any, dtype: tf.DType) -> None:
-        self._resource = resource
-        self.dtype = dtype
+        self._resource, self.dtype, self.device = resource, dtype, ""
 
-    def handle(self) -> Any:
+    def handle(self, device: str | None = None) -> Any:
         """Returns the resource."""
         return self._resource
 
-    def read(self) -> Any:
+    def read(self, device: str | None = None) -> Any:
         """Returns the value as a tensor."""
         return tf.raw_ops.ReadVariableOp(resource=self._resource, dtype=self.dtype)
 
     read_now = read
-
-    def assign(self, value: Any) -> Any:
-        """Assigns a value."""
-        return tf.raw_ops.AssignVariableOp(resource=self._resource, value=tf.cast(value, self.dtype))
-
-    def assign_add(self, value: Any) -> Any:
-        """See `NamedVariable.assign_add`."""
-        return tf.raw_ops.AssignAddVariableOp(resource=self._resource, value=value)
-
-    def add(self, factor: Any, value: Any) -> Any:
-        """See `NamedVariable.add`."""
-        return _add(self._resource, self.dtype, factor, value)
-
-
-def _add(resource: Any, dtype: tf.DType, factor: Any, value: Any) -> Any:
-    alpha = -tf.cast(factor, dtype)
-    return tf.raw_ops.ResourceApplyGradientDescent(var=resource, alpha=alpha, delta=value, use_locking=True)

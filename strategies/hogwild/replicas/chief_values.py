@@ -104,7 +104,7 @@ class ChiefValues:
         """Surrounds an assignment to the chief's variable. `publish` gives the new value to the groups."""
         self.refresh(variable)
         yield
-        variable.restored = {}
+        variable.restored, variable.restored_outer = {}, {}
         if variable.block is not None:
             variable.block.assigned[id(variable)] = variable
             variable.version = variable.block.version

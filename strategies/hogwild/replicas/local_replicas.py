@@ -5,6 +5,7 @@ of pushes (push_weights.py), functions that groups run (synchronization_function
 (grace.py), collection of all progress (collector.py), and values on the chief (chief_values.py).
 """
 
+import concurrent.futures
 import contextlib
 import functools
 import logging
@@ -19,15 +20,14 @@ from tfdist.strategies.coordinator.calls.backups import SILENT_SECONDS
 from tfdist.strategies.coordinator.members.membership import Membership
 from tfdist.strategies.coordinator.members.named_resource import NamedVariable
 from tfdist.strategies.hogwild.replicas import checkpoint_state, nonnegatives, slots_of_others
-from tfdist.strategies.hogwild.replicas.block_registry import BlockRegistry, Use
+from tfdist.strategies.hogwild.replicas.block_registry import BlockRegistry
 from tfdist.strategies.hogwild.replicas.chief_values import ChiefValues
 from tfdist.strategies.hogwild.replicas.collector import Collector
 from tfdist.strategies.hogwild.replicas.momentum_buffers import AVERAGE
-from tfdist.strategies.hogwild.synchronization.control import Control
+from tfdist.strategies.hogwild.synchronization import rounds
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind, LocalVariable
 from tfdist.strategies.hogwild.synchronization.outer_optimizers import OUTER_OPTIMIZERS
-from tfdist.strategies.hogwild.synchronization.push_pull import PushPull
 from tfdist.strategies.hogwild.synchronization.push_weights import PushWeights
 from tfdist.strategies.hogwild.synchronization.synchronization_functions import SynchronizationFunctions, Task
 from tfdist.strategies.hogwild.timing import network
@@ -50,6 +50,9 @@ class LocalReplicas:
 
     Attributes:
         outer_optimizer: changes the global parameters when groups push.
+        registry: the blocks, and which variables the functions of groups use.
+        functions: what groups run to synchronize.
+        chief: the values on the chief.
         weights: the weights of pushes.
         grace: how long each group waits for a round.
         pushes_left: how many groups can still push to a round.
@@ -66,11 +69,11 @@ class LocalReplicas:
         self.in_flight: Callable[[], int] = lambda: 0
         self.wait_until_idle: Callable[[], None] = lambda: None
         self.count_steps: Callable[[], None] = lambda: None
-        self._registry = BlockRegistry(self._make_block)
+        self.registry = BlockRegistry(self._make_block)
         self._uninitialized: list[ParameterBlock] = []
         self._membership = membership
         self._membership.when_lost = self._forget
-        self._functions = SynchronizationFunctions(strategy, self.outer_optimizer)
+        self.functions = SynchronizationFunctions(strategy, self.outer_optimizer)
         give_up = functools.partial(strategy.answers.give_up, seconds=SILENT_SECONDS)
         self._collector = Collector(self._locked_flush, membership.lose, self._complete_round, give_up)
         self.grace, self.pushes_left = Grace(options.grace), PushesLeft(len(groups))
@@ -80,7 +83,7 @@ class LocalReplicas:
         self._pulled: dict[tuple[int, ParameterBlock], tuple[int, int]] = {}  # See `_current`.
         self._used_by: dict[ParameterBlock, weakref.WeakSet[Any]] = {}  # See `use`.
         self._positions: weakref.WeakKeyDictionary[Any, checkpoint_state.Period] = weakref.WeakKeyDictionary()
-        self._chief = ChiefValues(
+        self.chief = ChiefValues(
             self.blocks, self.collect, self.current_owners, lambda: self.in_flight(), lambda: self.wait_until_idle()
         )
 
@@ -89,25 +92,17 @@ class LocalReplicas:
     @property
     def blocks(self) -> list[ParameterBlock]:
         """All variables that functions of groups use, in blocks."""
-        return self._registry.blocks
-
-    def record_use(self, variable: LocalVariable, assigns: bool = False) -> None:
-        """See `BlockRegistry.record_use`."""
-        self._registry.record_use(variable, assigns)
-
-    def recording_use(self, use: Use) -> contextlib.AbstractContextManager[Use]:
-        """See `BlockRegistry.recording_use`."""
-        return self._registry.recording_use(use)
+        return self.registry.blocks
 
     def register(self, variables: Sequence[LocalVariable], kind: Kind | None = None, fragments: int = 1) -> None:
         """Puts variables that are in no block into blocks, and gives their values to the ps. See `BlockRegistry.register`."""
         with interrupts.held():  # A block without values on the ps would never get them.
-            self._uninitialized += self._registry.register(variables, kind, fragments)
+            self._uninitialized += self.registry.register(variables, kind, fragments)
             while self._uninitialized:  # Also those of a call that Ctrl-C has ended, because it took long.
                 block = self._uninitialized[0]
                 block.initialize()
                 if block.kind is Kind.SYNCHRONIZED and self.outer_optimizer.in_rounds:
-                    self._functions.prepare_rounds(block)
+                    self.functions.prepare_rounds(block)
                 checkpoint_state.restore_outer(block)
                 self._uninitialized.pop(0)
 
@@ -124,9 +119,9 @@ class LocalReplicas:
         devices = {self._strategy.worker_groups[owner].devices[0] for owner in self.owners}
         for block in unused:
             remote = block.remote_variables(devices)
-            self._chief.release(block)
+            self.chief.release(block)
             del self._used_by[block]
-            self._functions.forget(block)
+            self.functions.forget(block)
             for key in [key for key in list(self._pulled) if key[1] is block]:
                 self._pulled.pop(key, None)
             for device, variables in remote.items():
@@ -175,15 +170,15 @@ class LocalReplicas:
             if self._membership.is_live(owner):
                 return  # It is back already.
             with _grace_time_instead():
-                self._functions.leave_rounds(block, owner, len(self._membership.live), self._rates_now(block.rates))
+                live = len(self._membership.live)
+                self.functions.change_rounds(rounds.leave, block, self._rates_now(block.rates), [owner], live)
 
     def _finish_rounds(self, groups: Collection[int]) -> None:
         """Tells the ps that only these groups still make a call. See rounds.py."""
-        owners = {self.owners[group] for group in groups}
-        pushing = [int(group in owners) for group in range(len(self.owners))]
+        pushing = {self.owners[group] for group in groups}
         for block in (block for block in self.blocks if block.kind is Kind.SYNCHRONIZED):
             with _grace_time_instead():
-                self._functions.finish_rounds(block, pushing, self._rates_now(block.rates))
+                self.functions.change_rounds(rounds.finish, block, self._rates_now(block.rates), pushing)
 
     def begin_calls(self, train: bool) -> None:
         """Notes that calls are scheduled, and whether they train."""
@@ -198,7 +193,7 @@ class LocalReplicas:
     def train_alone(self, one: bool) -> None:
         """Lets one group train while the others wait, so that its progress counts in full, or lets all train."""
         if one != (self._membership.alone is not None):
-            self.synchronize_groups()
+            self.chief.synchronize_groups()
             self._membership.train_alone(one)
 
     @property
@@ -222,7 +217,7 @@ class LocalReplicas:
             for block in blocks:
                 current, before = self._current(owner, block), self._pulled.get((owner, block))
                 if before != current:
-                    self._functions.call(Task.PULL_ANEW, block, owner, self.control(owner, block.rates))
+                    self.functions.call(Task.PULL_ANEW, block, owner, self.control(owner, block.rates))
                     if self._membership.replica(owner) and (before is None or before[1] != current[1]):
                         has_slots = (self._take_slots(block, owner, device) or before is None) and has_slots
                     checkpoint_state.assign_restored(block, owner, device)
@@ -234,7 +229,7 @@ class LocalReplicas:
                     if slots_of_others.slots_in(block.variables, Kind.SYNCHRONIZED):
                         block.retried(functools.partial(slots_of_others.clear, block))
                         block.generation += 1
-                        self._functions.call(Task.PULL_ANEW, block, owner, self.control(owner, block.rates))
+                        self.functions.call(Task.PULL_ANEW, block, owner, self.control(owner, block.rates))
                         self._pulled[owner, block] = self._current(owner, block)
 
     def _take_slots(self, block: ParameterBlock, owner: int, device: str) -> bool:
@@ -310,16 +305,14 @@ class LocalReplicas:
 
     def _complete_round(self, block: ParameterBlock) -> None:
         rates = self._rates_now(block.rates)
-        block.retried(lambda: self._functions.complete_round(block, rates))
-
-    def push_pull(self, block: ParameterBlock, server_group: int, control: Control) -> PushPull:
-        """See `SynchronizationFunctions.push_pull`."""
-        return self._functions.push_pull(block, server_group, control)
+        # In a thread of its own, which traces nothing: `export` reads variables while it traces.
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            block.retried(lambda: pool.submit(self.functions.change_rounds, rounds.settle, block, rates).result())
 
     def synchronize_now(self, block: ParameterBlock, group: int, begins: bool = False) -> None:
         """Synchronizes a block of a group, in a call of its own, and waits for the round. `begins`: see `control_numbers`."""
         self.count_push(group)
-        self._functions.call(Task.SYNCHRONIZE, block, group, self.control(group, block.rates, begins=begins))
+        self.functions.call(Task.SYNCHRONIZE, block, group, self.control(group, block.rates, begins=begins))
 
     def flush(self, block: ParameterBlock, group: int) -> Any:
         """Pushes all progress of a group, whose local replica then starts anew. Does not complete a round.
@@ -329,7 +322,7 @@ class LocalReplicas:
         """
         self.count_push(group)
         in_round = _MORE_THAN_ALL if self.outer_optimizer.in_rounds else None
-        return self._functions.call(Task.FLUSH, block, group, self.control(group, block.rates, in_round=in_round))
+        return self.functions.call(Task.FLUSH, block, group, self.control(group, block.rates, in_round=in_round))
 
     def _locked_flush(self, block: ParameterBlock, group: int, is_over: Callable[[], bool]) -> Any:
         with self._strategy.call_gate.call(), self._locks[group]:  # A late answer must not mix with a pull, or a call after it.
@@ -337,31 +330,11 @@ class LocalReplicas:
 
     # On the chief.
 
-    def refresh_chief(self, variable: LocalVariable) -> None:
-        """See `ChiefValues.refresh`."""
-        self._chief.refresh(variable)
-
-    def newer_value(self, variable: LocalVariable) -> Any:
-        """See `ChiefValues.newer`."""
-        return self._chief.newer(variable)
-
     def assigning(self, variable: LocalVariable) -> contextlib.AbstractContextManager[None]:
         """See `ChiefValues.assigning`."""
         if variable.kind is Kind.COUNTER:
             self.count_steps()  # Those in flight would be added to the new value, as to that of a file.
-        return self._chief.assigning(variable)
-
-    def publish(self) -> None:
-        """See `ChiefValues.publish`."""
-        self._chief.publish()
-
-    def count_updates(self, made: Sequence[tuple[LocalVariable, int]]) -> None:
-        """See `ChiefValues.count_updates`."""
-        self._chief.count_updates(made)
-
-    def synchronize_groups(self) -> None:
-        """See `ChiefValues.synchronize_groups`."""
-        self._chief.synchronize_groups()
+        return self.chief.assigning(variable)
 
     def collect(
         self,

@@ -67,11 +67,6 @@ class Control:
         rates = tf.constant([rate, momentum], self.numbers.dtype)
         return Control.of(tf.concat([self.numbers[:4], rates, self.numbers[6:]], axis=0))
 
-    def on(self, device: str) -> "Control":
-        """Copies the numbers to `device` in one message."""
-        with tf.device(device):
-            return Control.of(tf.identity(self.numbers))
-
 
 class CallNumbers:
     """The one vector that the chief sends with a call of a group: `Control`, the number of steps, and values of the chief.

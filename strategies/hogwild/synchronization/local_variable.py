@@ -127,7 +127,7 @@ class LocalVariable(VariableBase):
             return self.on_chief().handle
         if not self._strategy_of.extended.is_tracing:
             return self._handle_at_call_time()
-        self._strategy_of.local_replicas.record_use(self)
+        self._strategy_of.local_replicas.registry.record_use(self)
         return self.replica.handle(self.place())
 
     def __tf_tracing_type__(self, signature_context: Any) -> ByReference:
@@ -221,7 +221,7 @@ class LocalVariable(VariableBase):
         else:
             self._check_step_may_assign()
             self.is_assigned = True
-            self._strategy_of.local_replicas.record_use(self, assigns=True)
+            self._strategy_of.local_replicas.registry.record_use(self, assigns=True)
 
     def _check_step_may_assign(self) -> None:
         """Raises ValueError if the chief sends the value with every call, so that nobody would read what a step assigns."""
@@ -237,7 +237,7 @@ class LocalVariable(VariableBase):
     def on_chief(self) -> Any:
         """Returns the chief's variable with the current value."""
         with tf.init_scope():  # `export` reads variables while it traces a function.
-            self._strategy_of.local_replicas.refresh_chief(self)
+            self._strategy_of.local_replicas.chief.refresh(self)
         return self._counted()
 
     def set_on_chief(self, value: Any) -> None:
@@ -262,23 +262,8 @@ class LocalVariable(VariableBase):
 
     def numpy(self) -> Any:
         """Returns the value as a numpy array."""
-        value = self._strategy_of.local_replicas.newer_value(self)
+        value = self._strategy_of.local_replicas.chief.newer(self)
         return self.on_chief().numpy() if value is None else value
-
-    @property
-    def name(self) -> str:
-        """The name, as other variables have it."""
-        return self._handle_name
-
-    @property
-    def shape(self) -> tf.TensorShape:
-        """The shape."""
-        return self._shape
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype."""
-        return self._dtype
 
     @property
     def device(self) -> str:

@@ -114,16 +114,11 @@ class OuterOptimizer:
         """As `update`, if a group has waited for the end of round `wanted` for the grace time. Used only `in_rounds`."""
         raise NotImplementedError
 
-    def settle(self, state: State, control: Control) -> Update:
-        """As `update`, if the chief ends the round. Used only `in_rounds`."""
-        raise NotImplementedError
+    def change_round(self, state: State, change: Callable[..., Any], groups: Any, control: Control) -> Update:
+        """As `update`, if the chief tells a ps of groups, int32 [groups]. Used only `in_rounds`.
 
-    def leave(self, state: State, control: Control) -> Update:
-        """As `update`, if the group of `control` is lost. Used only `in_rounds`."""
-        raise NotImplementedError
-
-    def finish(self, state: State, pushing: Any) -> Update:
-        """As `update`, at the end of an epoch in which only the groups `pushing` still make calls. Used only `in_rounds`."""
+        `change` is `rounds.leave`, `rounds.finish` or `rounds.settle`.
+        """
         raise NotImplementedError
 
     def end_round(self, parameters: Any, state: dict[str, Any], control: Control) -> None:
@@ -190,19 +185,21 @@ class DelayedNesterov(OuterOptimizer):
         """See `OuterOptimizer.update`."""
         del parameters
         rate, beta, weight = (tf.cast(v, push.dtype) for v in (control.rate, control.momentum, control.weight))
+        before = {name: state[name] for name in ("momentum", "sum", "count")}
         progress = weight * push
-        total, count = state["sum"] + progress, state["count"] + 1
-        is_last = count >= control.live
-        momentum = tf.where(is_last, beta * state["momentum"] + total, state["momentum"])
-        from_momentum = tf.where(is_last, beta * momentum, tf.zeros_like(momentum))
-        new_state = {
-            "momentum": momentum,
-            "sum": tf.where(is_last, tf.zeros_like(total), total),
-            "count": tf.where(is_last, 0, count),
-        }
-        is_outer = beta > 0  # Else it leaves the state to the pushes that have momentum, as that of a group that trains alone.
-        new_state = {name: tf.where(is_outer, new, state[name]) for name, new in new_state.items()}
-        return Update(rate * (from_momentum + progress), new_state)
+
+        def with_momentum() -> Any:
+            total, count = before["sum"] + progress, before["count"] + 1
+
+            def step() -> tuple[Any, State]:
+                momentum = beta * before["momentum"] + total
+                return beta * momentum + progress, {"momentum": momentum, "sum": tf.zeros_like(total), "count": 0 * count}
+
+            return tf.cond(count >= control.live, step, lambda: (progress, before | {"sum": total, "count": count}))
+
+        # Without, it leaves the state to the pushes that have momentum, as that of a group that trains alone.
+        change, new_state = tf.cond(beta > 0, with_momentum, lambda: (progress, before))
+        return Update(rate * change, new_state)
 
 
 @dataclass(frozen=True)
@@ -250,19 +247,9 @@ class Nesterov(OuterOptimizer):
         del control
         return self._after(rounds.expire(_open_round(state), wanted, ARRAYS))
 
-    def settle(self, state: State, control: Control) -> Update:
-        """See `OuterOptimizer.settle`."""
-        del control
-        return self._after(rounds.settle(_open_round(state), ARRAYS))
-
-    def leave(self, state: State, control: Control) -> Update:
-        """See `OuterOptimizer.leave`."""
-        group = tf.one_hot(control.group, self.groups, dtype=tf.int32)
-        return self._after(rounds.leave(_open_round(state), group, control.live, ARRAYS))
-
-    def finish(self, state: State, pushing: Any) -> Update:
-        """See `OuterOptimizer.finish`."""
-        return self._after(rounds.finish(_open_round(state), pushing, ARRAYS))
+    def change_round(self, state: State, change: Callable[..., Any], groups: Any, control: Control) -> Update:
+        """See `OuterOptimizer.change_round`."""
+        return self._after(change(_open_round(state), groups, control.live, ARRAYS))
 
     def _after(self, after: Sequence[Any]) -> Update:
         round_, ends = after

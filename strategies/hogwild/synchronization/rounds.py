@@ -102,23 +102,26 @@ def expire(round_: Round, wanted: Any, arrays: ModuleType | Any) -> tuple[Round,
     return _after(round_, round_.pushed, absent, ends, arrays)
 
 
-def leave(round_: Round, group: Any, live: Any, arrays: ModuleType | Any) -> tuple[Round, Any]:
-    """Makes a group absent because it is lost, and ends the round if it was the last one that was missing.
+# What the chief tells a ps: functions of the open round, groups, the number of groups that train, and `arrays`.
 
-    When the group is back, no round waits for it before its first push that is in time, or late by one round.
+
+def leave(round_: Round, lost: Any, live: Any, arrays: ModuleType | Any) -> tuple[Round, Any]:
+    """Makes groups absent because they are lost, and ends the round if they were the last ones that were missing.
+
+    When a group is back, no round waits for it before its first push that is in time, or late by one round.
 
     Args:
         round_: the open round.
-        group: 1 at the group that is lost and 0 at all others, int32 [groups].
-        live: number of groups that train without it, int32 scalar.
+        lost: 1 at the groups that are lost and 0 at all others, int32 [groups].
+        live: number of groups that train without them, int32 scalar.
         arrays: see `arrive`.
     """
-    absent = arrays.maximum(round_.absent, group)
+    absent = arrays.maximum(round_.absent, lost)
     ends = _has_all(round_.pushed, absent, live, arrays) & (arrays.sum(round_.pushed // IN_TIME) > 0)
     return _after(round_, round_.pushed, absent, ends, arrays)
 
 
-def finish(round_: Round, pushing: Any, arrays: ModuleType | Any) -> tuple[Round, Any]:
+def finish(round_: Round, pushing: Any, live: Any, arrays: ModuleType | Any) -> tuple[Round, Any]:
     """Ends the round at the end of an epoch, if every group that still makes a call has pushed to it in time.
 
     After a late push a group has one push less for the rounds that follow than the others. Without this they would wait, with
@@ -127,15 +130,18 @@ def finish(round_: Round, pushing: Any, arrays: ModuleType | Any) -> tuple[Round
     Args:
         round_: the open round.
         pushing: 1 at the groups that make their last calls of the epoch and 0 at those that have none left, int32 [groups].
+        live: not used.
         arrays: see `arrive`.
     """
+    del live
     in_time = round_.pushed // IN_TIME
     missing = arrays.sum(pushing * (1 - round_.absent) * (1 - in_time))
     return _after(round_, round_.pushed, round_.absent, (missing < 1) & (arrays.sum(pushing * in_time) > 0), arrays)
 
 
-def settle(round_: Round, arrays: ModuleType | Any) -> tuple[Round, Any]:
+def settle(round_: Round, groups: Any, live: Any, arrays: ModuleType | Any) -> tuple[Round, Any]:
     """Ends the open round, if any group has pushed to it, because the chief collects what all groups have. See `expire`."""
+    del groups, live
     return _after(round_, round_.pushed, round_.absent, arrays.sum(round_.pushed) > 0, arrays)
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -136,23 +136,11 @@ class Shard:
                 reply, now = self.parameters.read(), complete.read()
         return reply, tf.stack([now, tf.cast(now > before, tf.int64)])
 
-    def settle(self, control: Control) -> None:
-        """Ends the open round because the chief collects. Runs on the ps."""
+    def change_round(self, change: Callable[..., Any], control: Control, groups: Any) -> None:
+        """Changes the open round as the chief says. See `OuterOptimizer.change_round`. Runs on the ps."""
         assert self.optimizer is not None
         with self._locked():
-            self._write(self.optimizer.settle(self._read_state(), control), control)
-
-    def leave(self, control: Control) -> None:
-        """Makes the group of `control` absent because it is lost, see rounds.py. Runs on the ps."""
-        assert self.optimizer is not None
-        with self._locked():
-            self._write(self.optimizer.leave(self._read_state(), control), control)
-
-    def finish(self, control: Control, pushing: Any) -> None:
-        """Ends the open round at the end of an epoch if nobody can still push to it, see rounds.py. Runs on the ps."""
-        assert self.optimizer is not None
-        with self._locked():
-            self._write(self.optimizer.finish(self._read_state(), pushing), control)
+            self._write(self.optimizer.change_round(self._read_state(), change, groups, control), control)
 
     def news(self, parameters: Any, compressor: Compressor, group: Any) -> Message:
         """Encodes what a group does not have of the parameters. The rounding error stays for the next reply. Runs on the ps."""

@@ -74,24 +74,14 @@ class ShardFunctions:
             part.set_shape(shard.parameters.shape if compressor.lossless else part.shape)
         return reply, round_
 
-    def settle(self, shard: Shard, numbers: Any) -> None:
-        """Ends the open round of a shard, on the ps, with the numbers of a `Control`. See `Shard.settle`."""
-        self._change(Shard.settle, shard, numbers)
+    def change_round(self, change: Callable[..., Any], shard: Shard, numbers: Any, groups: Any) -> None:
+        """Changes the open round of a shard, on the ps, with the numbers of a `Control`. See `Shard.change_round`."""
 
-    def leave(self, shard: Shard, numbers: Any) -> None:
-        """Makes a group absent from the rounds of a shard, on the ps, with the numbers of its `Control`. See `Shard.leave`."""
-        self._change(Shard.leave, shard, numbers)
+        def run(resources: Sequence[Any], numbers: Any, groups: Any) -> None:
+            shard.given(resources).change_round(change, Control.of(numbers), groups)
 
-    def finish(self, shard: Shard, numbers: Any, pushing: Any) -> None:
-        """Ends the open round of a shard, on the ps, if no group of `pushing` can still push to it. See `Shard.finish`."""
-        self._change(Shard.finish, shard, numbers, pushing)
-
-    def _change(self, change: Callable[..., None], shard: Shard, numbers: Any, *more: Any) -> None:
-        def run(resources: Sequence[Any], numbers: Any, *more: Any) -> None:
-            change(shard.given(resources), Control.of(numbers), *more)
-
-        specs = [tf.TensorSpec(value.shape, value.dtype) for value in more]
-        self._on_ps((change, shard.parameters.dtype), shard, run, Control.SPEC, *specs)(numbers, *more)
+        specs = Control.SPEC, tf.TensorSpec(groups.shape, tf.int32)
+        self._on_ps((change, shard.parameters.dtype), shard, run, *specs)(numbers, groups)
 
     def baseline(self, parameters: Any, before: Any, pushed: Any, round_: Any, last_round: Any) -> Any:
         """Does the same as `OuterOptimizer.baseline`, on the worker."""

@@ -1,14 +1,14 @@
 """Functions with which worker groups synchronize outside of their training steps."""
 
-import concurrent.futures
 import enum
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.calls.tracing import tracing_lock
+from tfdist.strategies.hogwild.synchronization import rounds
 from tfdist.strategies.hogwild.synchronization.compression import COMPRESSORS
 from tfdist.strategies.hogwild.synchronization.control import Control
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
@@ -109,52 +109,40 @@ class SynchronizationFunctions:
         when a worker is stopped.
         """
         with tf.init_scope():
-            for change in (self._on_shards.settle, self._on_shards.leave, self._on_shards.finish):
+            for change in (rounds.settle, rounds.leave, rounds.finish):
                 self._on_all(change, block)
 
-    def complete_round(self, block: ParameterBlock, rates: tuple[float, float]) -> None:
-        """Ends the current round with these outer rates, although not all groups have pushed. Does nothing if none has."""
-        # In a thread of its own, which traces nothing: `export` reads variables while it traces.
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            pool.submit(self._tell, self._on_shards.settle, block, [_NO_GROUP, 0.0, 1, 0, *rates]).result()
-
-    def leave_rounds(self, block: ParameterBlock, group: int, live: int, rates: tuple[float, float]) -> None:
-        """Makes a group absent from the rounds of a block. Call it in a thread that traces nothing.
+    def change_rounds(
+        self,
+        change: Callable[..., Any],
+        block: ParameterBlock,
+        rates: tuple[float, float],
+        groups: Collection[int] = (),
+        live: int = 1,
+    ) -> None:
+        """Tells the ps of groups, for the open rounds of a block. Call it in a thread that traces nothing.
 
         Args:
+            change: `rounds.settle`, `rounds.leave` or `rounds.finish`.
             block: the block.
-            group: number of the group, which is lost.
-            live: number of groups that train without it.
             rates: outer learning rate and outer momentum, for a round that ends.
+            groups: numbers of the groups.
+            live: number of groups that train.
         """
-        self._tell(self._on_shards.leave, block, [group, 0.0, live, 0, *rates])
+        numbers = chief_device.constant([_NO_GROUP, 0.0, live, 0, *rates, 0.0, 0, 0], tf.float64)
+        chosen = [int(group in groups) for group in range(len(self._strategy.worker_groups))]
+        self._on_all(change, block)(numbers, chief_device.constant(chosen, tf.int32))
 
-    def finish_rounds(self, block: ParameterBlock, pushing: Sequence[int], rates: tuple[float, float]) -> None:
-        """Ends the current round at the end of an epoch if nobody can still push to it. Call it as `leave_rounds`.
+    def _on_all(self, change: Callable[..., Any], block: ParameterBlock) -> Callable[..., Any]:
+        """Returns a function of the numbers of a `Control`, and of groups, that changes the open rounds of all shards."""
 
-        Args:
-            block: the block.
-            pushing: for each group 1 if it still makes a call, else 0.
-            rates: as for `leave_rounds`.
-        """
-        self._tell(self._on_shards.finish, block, [_NO_GROUP, 0.0, 1, 0, *rates], pushing)
-
-    def _tell(self, change: Callable[..., None], block: ParameterBlock, numbers: Sequence[float], *more: Sequence[int]) -> None:
-        numbers = chief_device.constant([*numbers, 0.0, 0, 0], tf.float64)
-        self._on_all(change, block)(numbers, *(chief_device.constant(each, tf.int32) for each in more))
-
-    def _on_all(self, change: Callable[..., None], block: ParameterBlock) -> Callable[..., Any]:
-        """Returns a function that changes all shards of a block. It takes what `change` takes after the shard."""
-
-        def run(*values: Any) -> None:
+        def run(numbers: Any, groups: Any) -> None:
             for shard in itertools.chain(*block.shards):
-                change(shard, *values)
+                self._on_shards.change_round(change, shard, numbers, groups)
 
         key = (change, block)
         if key not in self._functions:
-            specs = [Control.SPEC]
-            if change == self._on_shards.finish:
-                specs.append(tf.TensorSpec([len(self._strategy.worker_groups)], tf.int32))
+            groups = tf.TensorSpec([len(self._strategy.worker_groups)], tf.int32)
             with tf.device(chief_device.DEVICE):
-                self._functions[key] = tf.function(run, autograph=False).get_concrete_function(*specs)
+                self._functions[key] = tf.function(run, autograph=False).get_concrete_function(Control.SPEC, groups)
         return self._functions[key]

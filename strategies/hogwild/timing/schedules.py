@@ -1,12 +1,9 @@
-"""Schedules: after how many updates a worker group synchronizes, for short epochs and for groups of different speeds.
-
-To add a period schedule, write a function from speeds to a period and add a line to `PERIOD_SCHEDULES`.
-"""
+"""Schedules: after how many updates a worker group synchronizes, for short epochs and for groups of different speeds."""
 
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 SMOOTHING = 0.5
 """Weight of the last call in the speed of a group. Below 1, so that one slow call does not make a slow group."""
@@ -69,15 +66,6 @@ def is_due(since: int, steps: int, period: int) -> bool:
 Speed = float | None
 """Steps per second; None if not known yet."""
 
-PeriodSchedule = Callable[[Speed, Sequence[Speed], int], int]
-"""A function from the speed of a group, the speeds of all groups, and the sync period to the period of the group."""
-
-
-def constant_period(speed: Speed, speeds: Sequence[Speed], period: int) -> int:
-    """Returns the sync period."""
-    del speed, speeds
-    return period
-
 
 def adaptive_period(speed: Speed, speeds: Sequence[Speed], period: int) -> int:
     """Returns floor(speed / highest speed * period), at least 1. All groups then synchronize equally often (arXiv 2401.09135).
@@ -93,20 +81,10 @@ def adaptive_period(speed: Speed, speeds: Sequence[Speed], period: int) -> int:
     return max(1, int(speed / max(known) * period))
 
 
-PERIOD_SCHEDULES: dict[bool, PeriodSchedule] = {False: constant_period, True: adaptive_period}
-"""Period schedules by the value of `Synchronization.adaptive`."""
-
-
 class Speeds:
-    """Measures the speed of each group, and returns the period that suits it.
+    """Measures the speed of each group, and returns the period that suits it."""
 
-    Args:
-        groups: number of worker groups.
-        schedule: the period schedule.
-    """
-
-    def __init__(self, groups: int, schedule: PeriodSchedule) -> None:
-        self._schedule = schedule
+    def __init__(self, groups: int) -> None:
         self._speeds: list[Speed] = [None] * groups
         self._calls = [0] * groups
 
@@ -123,4 +101,4 @@ class Speeds:
 
     def period(self, group: int, period: int) -> int:
         """Returns the period of a group for a sync period."""
-        return self._schedule(self._speeds[group], self._speeds, period)
+        return adaptive_period(self._speeds[group], self._speeds, period)

@@ -103,6 +103,13 @@ def test_a_variable_that_leaves_its_block_keeps_what_was_assigned():
     assert (weight.value, other.value) == (7.0, 2.5) and weight.block is None
 
 
+def test_what_is_assigned_after_a_load_before_the_first_step_has_no_outer_momentum():
+    weight = Variable(1.0)
+    weight.block, weight.restored_outer = None, {"momentum": np.float32(3.0)}  # As a file that holds it has set it.
+    assign(ChiefValues([], None, None, None, None), weight, 7.0)
+    assert weight.restored_outer == {}
+
+
 @pytest.mark.parametrize("changes", [False, True])
 def test_what_is_synchronized_is_collected_together(changes):
     """A block without progress, pushed with others that have some, would make a round: its outer momentum moves it."""

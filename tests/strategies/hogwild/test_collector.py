@@ -26,7 +26,7 @@ def no_cluster(monkeypatch):
 class Block:
     """A block of two values with the global parameters `GLOBAL`, and the groups 0 and 1 with progress."""
 
-    variables = ()
+    variables, changed = (), False
 
     def __init__(self, kind=Kind.SYNCHRONIZED, optimizer=None, dtype=tf.float32, server_groups=1):
         self.kind, self.optimizer, self.dtype = kind, optimizer or Average(), dtype
@@ -74,6 +74,14 @@ def test_all_server_groups_get_the_mean_of_their_parameters():
     block = Block(server_groups=3)
     collected(block)
     assert (block.generation, block.published) == (1, 1)
+
+
+def test_what_the_program_has_assigned_is_not_published_by_a_collection():
+    """Its publication follows, and forgets the outer momentum of what was assigned."""
+    block = Block(server_groups=3)
+    block.changed = True
+    collected(block)
+    assert (block.generation, block.published) == (1, 0)
 
 
 def test_a_group_that_trained_alone_counts_in_full():

@@ -23,7 +23,7 @@ def test_they_are_counted_before_a_counter_is_assigned():
         made.append(variable.kind)
         yield
 
-    replicas.count_steps, replicas._chief = lambda: made.append("counted"), SimpleNamespace(assigning=assigning)
+    replicas.count_steps, replicas.chief = lambda: made.append("counted"), SimpleNamespace(assigning=assigning)
     for kind in (Kind.SYNCHRONIZED, Kind.COUNTER):
         with replicas.assigning(SimpleNamespace(kind=kind)):
             pass
@@ -37,7 +37,7 @@ def test_they_are_counted_before_a_save(monkeypatch):
         return lambda *_: made.append(name)
 
     monkeypatch.setattr(checkpoint_state, "state_of", noting("saved"))
-    replicas = SimpleNamespace(count_steps=noting("counted"), publish=noting("published"))
+    replicas = SimpleNamespace(count_steps=noting("counted"), chief=SimpleNamespace(publish=noting("published")))
     strategy = SimpleNamespace(executions=SimpleNamespace(wait_until_idle=noting("idle")), local_replicas=replicas)
     Hogwild.training_state(strategy, None)
     assert made == ["idle", "counted", "published", "saved"]

@@ -76,7 +76,8 @@ def test_what_a_group_keeps_that_trains_alone_is_collected_once_in_a_period(keep
     made, collected = [], []
     steps = object.__new__(training_loop.Steps)
     steps._kept_steps, steps._calls = 0, SimpleNamespace(delay=SimpleNamespace(between=3))
-    steps._replicas = SimpleNamespace(keeps_progress=keeps, synchronize_groups=lambda: collected.append(len(made)))
+    chief = SimpleNamespace(synchronize_groups=lambda: collected.append(len(made)))
+    steps._replicas = SimpleNamespace(keeps_progress=keeps, chief=chief)
     while len(made) < 8:
         made.append(None)
         steps._collect_kept()
@@ -98,7 +99,7 @@ def test_after_ctrl_c_the_variables_of_a_function_that_is_traced_are_still_known
             raise KeyboardInterrupt  # As at the end of `LocalReplicas.register`.
 
     made = object.__new__(group_calls.GroupCalls)
-    made._replicas = SimpleNamespace(recording_use=registry.recording_use, outer_optimizer=None)
+    made._replicas = SimpleNamespace(registry=registry, outer_optimizer=None)
     made._strategy, made._model = SimpleNamespace(shares_replicas=False), None
     made._use, made._assigned, made._trained, made._parameters = Use(), {}, set(), []
     made._register_weights, made._traced, made._add_used = lambda: None, trace, add

@@ -42,10 +42,6 @@ def test_variables_that_predict_and_evaluate_assign_are_kept(results):
     assert 0 <= whole <= 8 and more_whole >= whole and more_whole > 0
 
 
-def test_a_stateful_layer_is_refused(results):
-    assert "layer memory is stateful" in results["stateful"] and "2 worker groups" in results["stateful"]
-
-
 def test_an_optimizer_that_is_replaced_leaves_no_blocks(results):
     first, *others = results["blocks"]
     assert others == [first, first]

@@ -25,7 +25,7 @@ def test_all_blocks_have_values_before_the_interrupt(monkeypatch):
 
     monkeypatch.setattr(checkpoint_state, "restore_outer", lambda block: None)
     replicas = LocalReplicas.__new__(LocalReplicas)
-    replicas._registry, replicas._uninitialized = SimpleNamespace(register=lambda *_: [block("first"), block("second")]), []
+    replicas.registry, replicas._uninitialized = SimpleNamespace(register=lambda *_: [block("first"), block("second")]), []
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         interrupts.keep_out_of_tensorflow()
@@ -51,7 +51,7 @@ def test_what_the_interrupt_has_ended_is_done_with_the_next_blocks(monkeypatch):
     monkeypatch.setattr(checkpoint_state, "restore_outer", lambda block: None)
     replicas = LocalReplicas.__new__(LocalReplicas)
     replicas._uninitialized = []
-    replicas._registry = SimpleNamespace(register=lambda *_: [block(name) for name in news.pop(0)])
+    replicas.registry = SimpleNamespace(register=lambda *_: [block(name) for name in news.pop(0)])
     with pytest.raises(KeyboardInterrupt):
         replicas.register([])
     replicas.register([])

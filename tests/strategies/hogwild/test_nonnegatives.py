@@ -1,10 +1,13 @@
 """Averages that are never negative stay so, whatever the order in which groups push; others are as without."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tfdist.strategies.hogwild.replicas import nonnegatives
+from tfdist.strategies.hogwild.synchronization import rounds
 from tfdist.strategies.hogwild.synchronization.compression import COMPRESSORS
 from tfdist.strategies.hogwild.synchronization.outer_optimizers import OUTER_OPTIMIZERS
 from tfdist.strategies.hogwild.synchronization.shard import Shard
@@ -46,8 +49,8 @@ class Groups:
 
     def end_round(self):
         """Ends the open round for the first group, which goes on from its result. Returns the global parameters."""
-        settle = tf.function(lambda numbers: self.functions.settle(self.shard, numbers), autograph=False)
-        settle(tf.constant([-1, 0, 1, 0, 1, 0, 0, 0, 0], tf.float64))
+        settle = tf.function(functools.partial(self.functions.change_round, rounds.settle, self.shard), autograph=False)
+        settle(tf.constant([-1, 0, 1, 0, 1, 0, 0, 0, 0], tf.float64), tf.zeros([GROUPS], tf.int32))
         self.rounds[0] += 1
         self.replicas[0] = self.baselines[0] = self.shard.parameters.read().numpy()
         return self.replicas[0]

@@ -110,21 +110,6 @@ def test_nesterov_steps_when_every_live_group_has_pushed():
         np.testing.assert_allclose(simulation.parameters, oracle.parameters, rtol=1e-12)
 
 
-def test_a_group_that_pushes_twice_in_a_round_does_not_complete_it():
-    simulation, oracle = Simulation(Nesterov(GROUPS)), oracles.Nesterov(np.zeros(SIZE), RATE, BETA)
-    for group, push in zip((0, 0, 1), PUSHES, strict=False):
-        assert simulation.push(push, group=group).round.numpy().tolist() == [0, 0]
-    assert simulation.push(PUSHES[3], group=2).round.numpy().tolist() == [1, 1]
-    oracle.take_round(PUSHES[:4], [1 / GROUPS] * 4)
-    np.testing.assert_allclose(simulation.parameters, oracle.parameters, rtol=1e-12)
-
-
-def test_a_round_ends_with_the_live_groups():
-    simulation = Simulation(Nesterov(GROUPS))
-    assert simulation.push(PUSHES[0], group=0, live=2).round.numpy().tolist() == [0, 0]
-    assert simulation.push(PUSHES[1], group=2, live=2).round.numpy().tolist() == [1, 1]
-
-
 @pytest.mark.parametrize(
     ("round_", "last_round", "expected"),
     [
@@ -228,7 +213,7 @@ def test_the_lock_is_held_until_the_step_of_a_round_has_been_made():
     shard = shard_of(Nesterov(GROUPS))
 
     def settle(numbers):
-        shard.settle(Control.of(numbers))
+        shard.change_round(rounds.settle, Control.of(numbers), tf.zeros([GROUPS], tf.int32))
 
     operations = tf.function(settle, autograph=False).get_concrete_function(Control.SPEC).graph.get_operations()
     (release,) = [op for op in operations if op.type == "ConsumeMutexLock"]
@@ -279,7 +264,11 @@ def test_a_push_waits_on_the_ps_until_its_round_has_ended():
 def test_at_the_end_of_an_epoch_a_push_waits_only_for_groups_that_still_make_calls():
     waiting = Waiting(grace=60.0)
     numbers = tf.constant([0, 0, 1, 0, 1.0, 0.0, 0.0, 0, 0], tf.float64)
-    finish = tf.function(lambda numbers, pushing: waiting.shard.finish(Control.of(numbers), pushing), autograph=False)
+
+    @tf.function(autograph=False)
+    def finish(numbers, pushing):
+        waiting.shard.change_round(rounds.finish, Control.of(numbers), pushing)
+
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         first = pool.submit(waiting.push, 0, 1)
         while not waiting.shard.state["pushed"].read_now().numpy().any():

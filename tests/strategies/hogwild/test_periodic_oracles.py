@@ -82,12 +82,6 @@ def test_one_update_a_round_of_plain_sgd_is_data_parallel_training():
     assert 1e-6 < np.max(np.abs(longer - together)) < 0.1
 
 
-def test_diloco_without_momentum_and_with_rate_1_averages():
-    batches = [[1.0, 3.0], [2.0, -1.0], [0.5, 0.25], [4.0, 0.0]]
-    averaged = local_sgd(lambda w, x: w - x, 0.0, batches, 0.1, period=2)
-    assert local_sgd(lambda w, x: w - x, 0.0, batches, 0.1, period=2, outer=Nesterov(0.0, 1.0, 0.0)) == pytest.approx(averaged)
-
-
 def test_diloco_by_hand():
     # Two rounds of pushes with the mean 1: m = -1 and -1.9; C += 0.7 (1 + 0.9) = 1.33, then 0.7 (1 + 0.9 * 1.9) = 1.897.
     outer = Nesterov(0.0, rate=0.7, beta=0.9)
@@ -106,13 +100,3 @@ def test_as_many_pushes_as_groups_move_delayed_nesterov_as_far_as_a_round_of_dil
         for progress in pushes:
             delayed.take(progress)
         assert delayed.parameters == pytest.approx(by_rounds.parameters)
-
-
-def test_treating_each_push_as_a_round_applies_the_momentum_too_often():
-    """The reason for the delayed form (arXiv 2401.09135)."""
-    delayed, at_once = DelayedNesterov(0.0, 0.7, 0.9, every=4), Nesterov(0.0, 0.7, 0.9)
-    for _ in range(4):
-        delayed.take(1.0)
-        at_once.take_round([1.0], [1.0])
-    assert delayed.parameters == pytest.approx(1.33)
-    assert at_once.parameters > 5 * delayed.parameters

@@ -5,14 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tfdist.strategies.coordinator.calls.call_size import MOST_CALL_BYTES, batches_per_call
-from tfdist.strategies.hogwild.timing.schedules import (
-    PERIOD_SCHEDULES,
-    Speeds,
-    adaptive_period,
-    is_due,
-    periods_per_call,
-    steps_per_call,
-)
+from tfdist.strategies.hogwild.timing.schedules import Speeds, adaptive_period, is_due, periods_per_call, steps_per_call
 
 
 def synchronizations(steps, period, calls=24):
@@ -82,7 +75,7 @@ def test_groups_synchronize_at_the_call_nearest_to_the_end_of_the_period(steps):
 def test_measured_speeds_shorten_the_period_of_slow_groups(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("tfdist.strategies.hogwild.timing.schedules.time", SimpleNamespace(monotonic=lambda: now[0]))
-    speeds = Speeds(2, adaptive_period)
+    speeds = Speeds(2)
     for group, seconds in ((0, 9.0), (1, 9.0), (0, 1.0), (1, 4.0)):  # The first call of each also compiles.
         assert speeds.period(group, 16) == 16
         with speeds.measured(group, steps=10):
@@ -96,8 +89,3 @@ def test_measured_speeds_shorten_the_period_of_slow_groups(monkeypatch):
 )
 def test_the_adaptive_period_is_proportional_to_the_speed(speed, speeds, period):
     assert adaptive_period(speed, speeds, 16) == period
-
-
-def test_the_period_is_constant_unless_it_is_adaptive():
-    assert PERIOD_SCHEDULES[False](1.0, [4.0, 1.0], 16) == 16
-    assert PERIOD_SCHEDULES[True](1.0, [4.0, 1.0], 16) == 4

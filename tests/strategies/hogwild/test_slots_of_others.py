@@ -55,7 +55,7 @@ def replicas(monkeypatch):
     made._strategy, made._membership = SimpleNamespace(worker_groups=groups), Membership(groups)
     made._locks, made._pulled = [threading.RLock() for _ in groups], {}
     made.control = lambda owner, rates: None
-    made._functions = SimpleNamespace(call=lambda task, block, owner, control: block.pull(task, owner))
+    made.functions = SimpleNamespace(call=lambda task, block, owner, control: block.pull(task, owner))
     return made
 
 

@@ -49,6 +49,17 @@ def test_a_function_takes_variables_as_arguments(results):
     assert results["arguments"] == [6.0, 14.0, 20.0, 14.0, 2]
 
 
+def test_a_variable_that_a_callback_assigns_costs_no_progress(results):
+    loss, kernel, weight = results["annealed"]
+    assert loss < 0.01 and kernel == pytest.approx([1.0] * 4, abs=0.05) and weight == 640
+
+
+def test_a_model_exports_after_fit_and_keeps_its_constraints(results):
+    kernel, difference = results["exported"]
+    assert min(kernel) >= 0 and max(kernel[1::2]) < 0.05 and min(kernel[::2]) > 0.5
+    assert difference < 1e-5
+
+
 def test_a_killed_ps_resets_no_optimizer_slots_and_a_save_at_that_moment_has_them(results):
     found, iterations = results["slots"]
     assert len(found) == 4 and iterations == 256

@@ -1,79 +1,8 @@
-"""Programs that train under hogwild and do what programs do: rely on constraints, assign variables in callbacks."""
+"""Programs that train under hogwild: several models one after the other, and batches of many bytes."""
 
 import pytest
 
 pytestmark = pytest.mark.cluster
-
-PROGRAM = """
-import dataclasses
-
-import keras
-import numpy as np
-import tensorflow as tf
-
-import tfdist
-
-cluster = dataclasses.replace(tfdist.read({"chief": 1, "worker": 2, "ps": 1}), strategy="hogwild", sync_period=4)
-x = np.random.default_rng(0).normal(size=(320, 4)).astype("float32")
-with tfdist.strategy(cluster).scope():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_constraint="non_neg", kernel_initializer="ones")])
-    model.compile(keras.optimizers.SGD(0.05), "mse")
-model.fit(x, x @ np.float32([[1], [-1], [1], [-1]]), batch_size=8, epochs=3, verbose=0)
-model.export("exported")  # Without a predict or evaluate before.
-loaded = tf.saved_model.load("exported")
-np.testing.assert_allclose(loaded.serve(x).numpy(), model.predict(x, verbose=0), atol=1e-5)
-kernel = model.get_weights()[0].ravel()
-assert kernel.min() >= 0 and kernel[[1, 3]].max() < 0.05 and kernel[[0, 2]].min() > 0.5, kernel
-print("fine")
-"""
-
-
-def test_a_model_exports_after_fit_and_keeps_its_constraints(start, script):
-    job = start(script(PROGRAM))
-    assert job.wait(200) == 0 and "fine" in job.output, job.output[-3000:]
-
-
-ANNEALED = """
-import dataclasses
-
-import keras
-import numpy as np
-
-import tfdist
-
-cluster = dataclasses.replace(tfdist.read({"chief": 1, "worker": 2, "ps": 1}), strategy="hogwild", sync_period=16)
-x = np.random.default_rng(0).normal(size=(1280, 4)).astype("float32")
-
-
-class Annealed(keras.layers.Layer):
-    def build(self, shape):
-        self.weight = self.add_weight(shape=(), initializer="zeros", trainable=False)
-        self.kernel = self.add_weight(shape=(4, 1), initializer="zeros")
-
-    def call(self, inputs):
-        return inputs @ self.kernel + 0.0 * self.weight
-
-
-class Anneal(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        self.model.layers[-1].weight.assign(self.model.layers[-1].weight + 1.0)
-
-
-with tfdist.strategy(cluster).scope():
-    model = keras.Sequential([keras.Input((4,)), Annealed()])
-    model.compile(keras.optimizers.SGD(0.05), "mse")
-history = model.fit(x, x.sum(1, keepdims=True), batch_size=8, epochs=4, verbose=0, callbacks=[Anneal()]).history
-assert history["loss"][-1] < 0.01, history
-assert abs(model.layers[-1].kernel.numpy() - 1).max() < 0.05, model.get_weights()
-assert float(model.layers[-1].weight) == 640, float(model.layers[-1].weight)
-print("fine")
-"""
-
-
-def test_a_variable_that_a_callback_assigns_costs_no_progress(start, script):
-    job = start(script(ANNEALED))
-    assert job.wait(280) == 0 and "fine" in job.output, job.output[-3000:]
-
 
 DROPPED = """
 import dataclasses, gc

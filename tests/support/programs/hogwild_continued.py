@@ -139,17 +139,6 @@ def counted_calls():
     return found
 
 
-def stateful():
-    """Returns the error of a stateful layer."""
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((5, 3), batch_size=4), keras.layers.LSTM(2, stateful=True, name="memory")])
-        model.compile("sgd", "mse")
-    try:
-        model.predict(np.zeros((8, 5, 3), "float32"), batch_size=4, verbose=0)
-    except ValueError as error:
-        return str(error)
-
-
 def blocks():
     """Returns the number of blocks after each training of one model with a new optimizer."""
     model, found = compiled(), []
@@ -331,7 +320,7 @@ def assigned_rate():
 
 
 cases = (
-    *(frozen, adapted, shared, without_rate, loaded_within_an_epoch, counted_calls, stateful, blocks, own_schedule),
+    *(frozen, adapted, shared, without_rate, loaded_within_an_epoch, counted_calls, blocks, own_schedule),
     *(assigned_rate, decorated, twice, used_by_a_loss),
 )
 results = {case.__name__: case() for case in cases}

@@ -152,7 +152,7 @@ class Case:
             def run(numbers, rows, decay):
                 control = Control.of(numbers)
                 synchronizations = [
-                    self.replicas.push_pull(self.blocks[n], strategy.servers_of(group), control) for n in blocks
+                    self.replicas.functions.push_pull(self.blocks[n], strategy.servers_of(group), control) for n in blocks
                 ]
                 for synchronization in synchronizations:
                     synchronization.push()
@@ -225,7 +225,7 @@ class Trained:
 
     def collect(self):
         """Collects all groups."""
-        self.strategy.local_replicas.synchronize_groups()
+        self.strategy.local_replicas.chief.synchronize_groups()
         return self.weights()
 
     def weights(self):

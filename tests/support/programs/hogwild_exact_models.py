@@ -28,14 +28,14 @@ from tfdist.strategies.hogwild.synchronization.synchronization_functions import 
 def fragments_in_turn(strategy):
     """One group whose every step starts the synchronization of the next third; then three groups in a random order."""
     batch = np.zeros((2, 1), "float32"), np.zeros((2, 1), "float32")
-    begin(strategy, 1, period=3, fragments=3)
+    begin(strategy, 1, period=3, fragments=3, shard_bytes=16)
     trained = Trained(strategy, upwards, batch)
     history = []
     for _ in range(7):
         trained.steps(0, batch)
         history.append(trained.parameters())
     alone = trained.collect()
-    begin(strategy, 3, period=3, fragments=3)
+    begin(strategy, 3, period=3, fragments=3, shard_bytes=16)
     trained = Trained(strategy, upwards, batch)
     order = np.random.default_rng(2).integers(0, 3, size=30).tolist()
     for group in order:
@@ -48,7 +48,7 @@ def fewer_blocks_than_fragments(strategy):
     batch = np.zeros((2, 1), "float32"), np.zeros((2, 1), "float32")
     histories = []
     for options in ({}, {"outer": "nesterov", "outer_learning_rate": 1.0, "outer_momentum": 0.0}):
-        begin(strategy, 1, period=6, fragments=6, **options)
+        begin(strategy, 1, period=6, fragments=6, shard_bytes=16, **options)
         trained = Trained(strategy, upwards, batch)
         history = []
         for _ in range(9):
@@ -61,7 +61,7 @@ def fewer_blocks_than_fragments(strategy):
 def examples(strategy):
     """Two groups with batches of 2 and of 6, whose pushes weigh by their examples."""
     batches = [(np.zeros((size, 1), "float32"), np.zeros((size, 1), "float32")) for size in (2, 6)]
-    begin(strategy, 2, period=2, weights="examples")
+    begin(strategy, 2, period=2, weights="examples", shard_bytes=16)
     trained = Trained(strategy, upwards, batches[0])
     for group in (0, 1, 0, 1, 0):
         trained.steps(group, batches[group], batches[group])
@@ -225,7 +225,7 @@ def short_epochs(strategy):
 
     Then two epochs of as many batches whose number nobody knows.
     """
-    begin(strategy, 3, period=16)
+    begin(strategy, 3, period=16, shard_bytes=16)
     with strategy.scope():
         model = upwards()
     called = []
@@ -257,7 +257,7 @@ def late_group(strategy):
     results = {}
     for name in ("in time", "late"):
         grace = 5.0 if name == "in time" else 1.0  # The first waits for nobody if no machine is slower.
-        begin(strategy, 3, period=1, grace=grace, outer="nesterov", outer_learning_rate=1.0, outer_momentum=0.0)
+        begin(strategy, 3, grace=grace, shard_bytes=64, outer="nesterov", outer_learning_rate=1.0, outer_momentum=0.0)
         replicas = strategy.local_replicas
         replicas.in_flight = strategy.executions.__len__
         if name == "late":
@@ -269,7 +269,7 @@ def late_group(strategy):
                     with concurrent.futures.ThreadPoolExecutor(2) as pool:
                         for group in (0, 1):
                             numbers = replicas.control(group, block.rates, in_round=2)
-                            pool.submit(replicas._functions.call, Task.SYNCHRONIZE, block, group, numbers)
+                            pool.submit(replicas.functions.call, Task.SYNCHRONIZE, block, group, numbers)
 
             def on_train_batch_end(self, batch, logs=None):
                 pass  # Calls are short if someone sees each step.

@@ -47,13 +47,13 @@ def steps(model, order):
     for number, (group, count) in enumerate(order):
         offsets = [(number * 7 + step * 3) % 80 for step in range(count)]
         batches = [(tf.constant(X[row : row + 16]), tf.constant(Y[row : row + 16])) for row in offsets]
-        strategy.local_replicas.publish()
+        strategy.local_replicas.chief.publish()
         call = function._steps._calls.prepare(batches)
         with tf.device(strategy.worker_groups[group].devices[0]):
             rows = call(group, done)
         with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
             rows = tf.identity(rows).numpy()[:, :-COLUMNS]  # Without the measured times.
-        strategy.local_replicas.count_updates(function._steps._calls.counters.changes(rows))
+        strategy.local_replicas.chief.count_updates(function._steps._calls.counters.changes(rows))
         done += count
 
 

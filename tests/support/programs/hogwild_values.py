@@ -1,5 +1,5 @@
 """Values that no optimizer trains, under hogwild: moving averages, scales, what a callback assigns, slots when a ps is killed.
-And slots that the first step makes.
+And slots that the first step makes, and an export.
 
 Two groups and a ps, which the chief kills. Prints what it finds as JSON.
 """
@@ -157,6 +157,46 @@ def variables_as_arguments():
     return [*found, function.experimental_get_tracing_count()]
 
 
+class Annealed(keras.layers.Layer):
+    """Has a weight that a callback counts up, and one that is trained."""
+
+    def build(self, shape):
+        self.weight = self.add_weight(shape=(), initializer="zeros", trainable=False)
+        self.kernel = self.add_weight(shape=(4, 1), initializer="zeros")
+
+    def call(self, inputs):
+        return inputs @ self.kernel + 0.0 * self.weight
+
+
+def assigned_after_each_batch():
+    """Returns the last loss, the kernel, and a weight to which a callback adds 1 after each of 640 batches."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), Annealed()])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    layer = model.layers[-1]
+
+    class Anneal(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            layer.weight.assign(layer.weight + 1.0)
+
+    x = np.random.default_rng(0).normal(size=(1280, 4)).astype("float32")
+    losses = model.fit(x, x.sum(1, keepdims=True), batch_size=8, epochs=4, verbose=0, callbacks=[Anneal()]).history["loss"]
+    return losses[-1], layer.kernel.numpy().ravel().tolist(), float(layer.weight)
+
+
+def exported():
+    """Returns the kernel of a model with a constraint, and how far what it exports after `fit` is from it."""
+    with strategy.scope():
+        dense = keras.layers.Dense(1, kernel_constraint="non_neg", kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((4,)), dense])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    x = np.random.default_rng(0).normal(size=(320, 4)).astype("float32")
+    model.fit(x, x @ np.float32([[1], [-1], [1], [-1]]), batch_size=8, epochs=3, verbose=0)
+    model.export("exported")  # Without a predict or evaluate before.
+    loaded = tf.saved_model.load("exported")
+    return dense.kernel.numpy().ravel().tolist(), float(np.abs(loaded.serve(x) - model.predict(x, verbose=0)).max())
+
+
 def slots_after_a_killed_ps():
     """Returns Adam's second moment, and what it should be: in a file that is saved at once, and after the next epoch."""
     with strategy.scope():
@@ -184,5 +224,7 @@ results = {"variances": moving_variances(), "scales": scales_of_float8(), "assig
 results["parts"] = assigned_in_parts()
 results["built"] = built_by_the_step()
 results["arguments"] = variables_as_arguments()
+results["annealed"] = assigned_after_each_batch()
+results["exported"] = exported()
 results["slots"] = slots_after_a_killed_ps()
 Path("results.json").write_text(json.dumps(results))
