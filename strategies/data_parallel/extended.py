@@ -9,11 +9,11 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks.replicas.replica_context import current, note_read_of_replicas
 from tfdist.strategies.model_parallel.described import DescribedLayouts
 from tfdist.strategies.model_parallel.layouts import LocalMesh
-from tfdist.strategies.model_parallel.shard_updates import on_shards
 from tfdist.strategies.model_parallel.split_variable import SplitVariable
 from tfdist.strategies.model_parallel.variables import current_column
 from tfdist.strategies.private_api import MirroredExtended
 from tfdist.strategies.private_api.overrides import overrides
+from tfdist.strategies.variable_base import on_shards
 
 
 class DataParallelExtended(MirroredExtended):

@@ -40,18 +40,15 @@ def install() -> None:
     patches.DROPOUT.patch(_dropout)
 
 
-def _binary(original: Operation, x1: Any, x2: Any) -> Any:
+def _binary(original: Operation, x1: Any, x2: Any, of_parts: Operation | None = None) -> Any:
     x1, x2 = operand(x1), operand(x2)
     if not isinstance(x1, SplitTensor) and not isinstance(x2, SplitTensor):
         return original(x1, x2)
-    return elementwise(original, x1, x2)
+    return elementwise(of_parts or original, x1, x2)
 
 
 def _add(original: Operation, x1: Any, x2: Any) -> Any:
-    x1, x2 = operand(x1), operand(x2)
-    if not isinstance(x1, SplitTensor) and not isinstance(x2, SplitTensor):
-        return original(x1, x2)
-    return elementwise(_sum_of_two, x1, x2)
+    return _binary(original, x1, x2, _sum_of_two)
 
 
 def _sum_of_two(x1: Any, x2: Any) -> Any:

@@ -13,7 +13,7 @@ from tfdist.strategies.model_parallel import moves, task_span
 from tfdist.strategies.model_parallel.split_tensor import Splittable, SplitTensor, own_pieces
 from tfdist.strategies.private_api import CompositeTensorGradient, register_tensor_conversion
 from tfdist.strategies.private_api.overrides import overrides
-from tfdist.strategies.variable_base import InShards
+from tfdist.strategies.variable_base import InShards, rows_by_part
 
 
 class _ShardGradients(CompositeTensorGradient):  # type: ignore[misc]
@@ -140,9 +140,24 @@ class SplitVariable(InShards):
         """Returns whether a tensor has a part for each shard."""
         return value.axis == self.axis and value.count == self.count and len(value.parts) == len(self.shards)
 
-    def own_pieces(self, value: Any) -> list[Any]:
-        """Returns what of a whole tensor belongs to the shards of this task."""
-        return own_pieces(value, self.count, self.axis, self.own)
+    def for_shards(self, value: Any) -> list[Any]:
+        """See `InShards`. A tensor in the same parts stays in them."""
+        if isinstance(value, SplitTensor):
+            if self.is_split_as(value):
+                return list(value.parts)
+            value = value.whole()
+        return super().for_shards(value)
+
+    def split(self, value: Any) -> list[Any]:
+        """Returns what of a whole tensor, or of IndexedSlices, belongs to the shards of this task."""
+        if not isinstance(value, tf.IndexedSlices):
+            return own_pieces(value, self.count, self.axis, self.own)
+        shape = tf.constant(self.shards[0].shape.as_list())
+        if self.axis:
+            return [tf.IndexedSlices(values, value.indices, shape) for values in self.split(value.values)]
+        rows = self._shape[0]
+        by_part = rows_by_part(value.indices, range(0, rows + 1, rows // self.count))[self.own.start : self.own.stop]
+        return [tf.IndexedSlices(tf.gather(value.values, chosen), local, shape) for chosen, local in by_part]
 
     def as_split(self) -> SplitTensor:
         """Returns the value in its shards, each read on its device."""
@@ -159,13 +174,13 @@ class SplitVariable(InShards):
             return self.local(self._here).read_value()
         if replica_context.current() is not None:
             raise ValueError(
-                f"{self._name} is sharded over {self.count} devices, and this step reads it as a whole, for an operation "
+                f"{self.path} is sharded over {self.count} devices, and this step reads it as a whole, for an operation "
                 "that cannot compute on its shards; leave it whole (docs/model_parallel.md lists the operations)"
             )
         split = self.as_split()
         if self._number is None:
             return split.whole()
-        return task_span.current().read(tf.concat(split.parts, axis=self.axis), self.axis, self._number, self._name)
+        return task_span.current().read(tf.concat(split.parts, axis=self.axis), self.axis, self._number, self.path)
 
     def __getitem__(self, key: Any) -> Any:
         """Slices the value; in a step its parts, so that no device gets all of them."""
@@ -182,7 +197,7 @@ class SplitVariable(InShards):
         if isinstance(value, SplitTensor) and self.is_split_as(value):
             parts = list(value.parts)
         else:
-            parts = self.own_pieces(tf.convert_to_tensor(value, self.dtype))
+            parts = self.split(tf.convert_to_tensor(value, self.dtype))
         for variable, part in zip(self.shards, parts, strict=True):
             target = self.local(variable) if in_replica else variable
             getattr(target, method)(part)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.keras_hooks.optimizer import with_inner
 from tfdist.strategies.keras_hooks.replicas import replica_context
-from tfdist.strategies.parameter_server.placement import ServerExtended
+from tfdist.strategies.parameter_server.placement import ServerExtended, extended_of
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.private_api import patches
 
@@ -68,10 +68,10 @@ def _variables(optimizer: Any, trainable_variables: Any) -> Sequence[Any]:
 
 def _is_constrained_there(optimizer: Any, variable: Any) -> bool:
     """Returns whether the ps has to apply the constraint of a variable after an update that is traced."""
-    extended = getattr(getattr(optimizer, "_distribution_strategy", None), "extended", None)
     if getattr(variable, "constraint", None) is None or not _is_on_ps(variable) or tf.executing_eagerly():
         return False
-    if not isinstance(extended, ServerExtended) or not extended.has_several_groups or len(with_inner(optimizer)) > 1:
+    extended = extended_of(optimizer)
+    if extended is None or not extended.has_several_groups or len(with_inner(optimizer)) > 1:
         return False  # An optimizer inside of another one makes the update.
     replica = replica_context.current()  # The first replica makes the updates of its group.
     return replica is None or (replica.index == 0 and not replica_context.is_trial())

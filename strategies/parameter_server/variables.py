@@ -5,7 +5,7 @@ itself, each ps updates its rows (`shard_scope`). Of a table, only rows that are
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +21,7 @@ from tfdist.strategies.private_api import (
     variable_accessed,
 )
 from tfdist.strategies.private_api.overrides import overrides
+from tfdist.strategies.variable_base import rows_by_part
 
 
 class ServerVariable(CachingVariable):
@@ -208,7 +209,7 @@ class ShardedVariable(RowAccess):
         with stop_recording():
             flat = tf.reshape(indices, [-1])
             places, rows = [], []
-            for shard, chosen, local in self._split_rows(flat):
+            for shard, (chosen, local) in zip(self.shards, rows_by_part(flat, self.offsets), strict=True):
                 places.append(chosen)
                 rows.append(shard.read_rows(local, rounded))
             found = tf.cast(tf.dynamic_stitch(places, rows), self.dtype)
@@ -224,28 +225,11 @@ class ShardedVariable(RowAccess):
         record_operation("ResourceGather", [found], [self.handle], gradient)
         return found
 
-    def _split_rows(self, flat: Any) -> Iterator[tuple[Any, Any, Any]]:
-        """Splits row numbers by shard.
-
-        Args:
-            flat: row numbers, int [n].
-
-        Yields:
-            For each shard: the shard, the positions in `flat` of the rows that it holds, and their row numbers in the shard.
-        """
-        last = len(self.shards) - 1
-        for number, shard in enumerate(self.shards):
-            begin, end = self.offsets[number], self.offsets[number + 1]
-            # Rows that do not exist go to the first or last shard, whose lookup then fails.
-            held = (flat >= begin if number else flat >= flat.dtype.min) & (flat < end if number < last else flat >= begin)
-            chosen = tf.cast(tf.reshape(tf.where(held), [-1]), tf.int32)
-            yield shard, chosen, tf.gather(flat, chosen) - begin
-
     def split(self, value: Any) -> list[Any]:
-        """Splits a tensor of the whole shape, or IndexedSlices of it, into one for each shard."""
+        """See `InShards`."""
         if isinstance(value, tf.IndexedSlices):
             pieces = []
-            for shard, chosen, local in self._split_rows(value.indices):
+            for shard, (chosen, local) in zip(self.shards, rows_by_part(value.indices, self.offsets), strict=True):
                 shape = tf.constant(shard.shape.as_list(), value.indices.dtype)
                 pieces.append(tf.IndexedSlices(tf.gather(value.values, chosen), local, shape))
             return pieces

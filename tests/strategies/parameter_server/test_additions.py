@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.parameter_server.optimizer import _assign_add, _assign_sub
+from tfdist.strategies.parameter_server.optimizer import _IN_PLACE
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 
 ROWS = np.arange(24, dtype="float32").reshape(6, 4)
@@ -28,9 +28,8 @@ def test_what_is_added_is_broadcast(shards, traced, value):
     variable = on_ps(shards)
 
     def change():
-        _assign_add(None, variable, value)
-        _assign_add(None, variable, value)
-        _assign_sub(None, variable, value)
+        for method in ("assign_add", "assign_add", "assign_sub"):
+            _IN_PLACE[method](None, variable, value)
 
     tf.function(change, autograph=False)() if traced else change()
     np.testing.assert_array_equal(variable.numpy(), ROWS + np.asarray(value, "float32"))
