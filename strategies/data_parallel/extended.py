@@ -37,6 +37,10 @@ class DataParallelExtended(MirroredExtended):
         """Returns the value that a tensor has in the first task, if the replicas span tasks."""
         return value
 
+    def alike(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the value that a tensor has in the first task of the replica: other tasks may have rounded otherwise."""
+        return value
+
     def check_same(self, nested: Any) -> None:
         """Checks, in a step, that all tasks of a replica have the same nested tensors."""
 

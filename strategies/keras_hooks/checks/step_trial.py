@@ -183,14 +183,22 @@ def summary(recorded: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
 
     The projection of a sum is the sum of the projections. They are compared in place of the tensors, which may fill a device.
     """
-    flat = [_with_places(value) for value in recorded]
-    if not flat:
-        return tf.zeros([0, _PROJECTIONS]), tf.zeros([0])
-    projections = []
-    for vector, numbers in flat:
-        places = tf.cast(numbers % 8191, tf.float32)
-        projections.append([tf.reduce_sum(vector * tf.cos(places * (1.0 + 0.7 * k) + k)) for k in range(_PROJECTIONS)])
-    return tf.convert_to_tensor(projections), tf.stack([tf.norm(vector) for vector, _ in flat])
+    numbers = tf.stack([_numbers(value) for value in recorded]) if recorded else tf.zeros([0, 1 + _PROJECTIONS])
+    return numbers[:, 1:], tf.sqrt(numbers[:, 0])
+
+
+def _numbers(value: Any, first: Any = 0) -> tf.Tensor:
+    """Returns the square of the norm of a tensor, and its projections, [1 + projections], given the place of its first number.
+
+    Of one in parts (`model_parallel`) it is the sum of the parts', each computed where the part is.
+    """
+    if isinstance(value, tf.experimental.ExtensionType):
+        size = tf.size(value.parts[0])
+        return value.added([_numbers(part, size * (value.first + number)) for number, part in value.placed()])
+    vector, numbers = _with_places(value)
+    places = tf.cast((numbers + first) % 8191, tf.float32)
+    waves = [tf.cos(places * (1.0 + 0.7 * k) + k) for k in range(_PROJECTIONS)]
+    return tf.stack([tf.reduce_sum(vector * factor) for factor in (vector, *waves)])
 
 
 def _with_places(value: Any) -> tuple[tf.Tensor, tf.Tensor]:
