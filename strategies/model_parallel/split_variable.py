@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas import replica_context
+from tfdist.strategies.keras_hooks.replicas.same_rows import are_positions
 from tfdist.strategies.model_parallel import moves, task_span
 from tfdist.strategies.model_parallel.split_tensor import Splittable, SplitTensor, own_pieces
 from tfdist.strategies.private_api import CompositeTensorGradient, register_tensor_conversion
@@ -25,7 +26,8 @@ class _ShardGradients(CompositeTensorGradient):  # type: ignore[misc]
     def replace_gradient_components(self, value: Any, component_grads: list[Any]) -> Any:
         if all(gradient is None for gradient in component_grads):
             return None
-        if all(isinstance(gradient, tf.IndexedSlices) for gradient in component_grads):
+        are_rows = all(isinstance(gradient, tf.IndexedSlices) for gradient in component_grads)
+        if are_rows and (value.axis or not all(are_positions(gradient.indices) for gradient in component_grads)):
             return _joined(component_grads, value.axis, value.first, len(value.handles) + value.others)
         parts = []
         found = tf.convert_to_tensor(next(gradient for gradient in component_grads if gradient is not None))
