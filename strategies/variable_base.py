@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.strategies.private_api import BaseResourceVariable
@@ -103,6 +104,23 @@ def rows_by_part(rows: Any, offsets: Sequence[int]) -> list[tuple[Any, Any]]:
         chosen = tf.cast(tf.reshape(tf.where(held), [-1]), tf.int32)
         found.append((chosen, tf.gather(rows, chosen) - begin))
     return found
+
+
+def take_rows(look_up: Callable[[Any], Any], indices: Any) -> Any:
+    """Looks rows up as `keras.ops.take` along the first axis: those that a sparse tensor names once each, and row 0 for gaps.
+
+    Args:
+        look_up: returns the rows with these numbers, of any shape.
+        indices: the numbers: a tensor, an array, a SparseTensor or a RaggedTensor.
+    """
+    if isinstance(indices, tf.RaggedTensor):
+        return indices.with_flat_values(tf.convert_to_tensor(look_up(indices.flat_values)))
+    if not isinstance(indices, tf.SparseTensor):
+        return look_up(tf.convert_to_tensor(indices))
+    dense = tf.sparse.to_dense(tf.sparse.reorder(indices))
+    rows, numbers = tf.unique(tf.reshape(dense, [-1]))  # An optimizer squares the gradient of each row that is looked up.
+    numbers = tf.ensure_shape(tf.reshape(numbers, tf.shape(dense)), dense.shape)
+    return keras.ops.take(look_up(rows), numbers, axis=0)
 
 
 class InShards(VariableBase):

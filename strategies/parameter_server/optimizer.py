@@ -18,7 +18,7 @@ from tfdist.strategies.parameter_server.placement import ServerExtended, extende
 from tfdist.strategies.parameter_server.relative_assigns import Change
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.private_api import KerasVariable, in_stateless_scope, patches
-from tfdist.strategies.variable_base import shard_scope
+from tfdist.strategies.variable_base import shard_scope, take_rows
 
 
 def install() -> None:
@@ -194,21 +194,14 @@ def _sparse_read(variable: Any, indices: Any, name: str | None = None) -> Any:
 
 
 def _take(original: Callable[..., Any], x: Any, indices: Any, axis: int | None = None) -> Any:
-    """Looks up rows of a table on the ps as Keras does. Keras would read the table whole to learn how many rows it has.
-
-    Those that a sparse tensor names are looked up as those of a dense one: row 0 for what is not there.
-    """
+    """Looks up rows of a table on the ps as Keras does. Keras would read the table whole to learn how many rows it has."""
     if not (isinstance(x, KerasVariable) and _is_on_ps(x) and len(x.shape) == 2 and axis == 0):
         return original(x, indices, axis)
-    if isinstance(indices, tf.SparseTensor):
-        indices = tf.sparse.to_dense(tf.sparse.reorder(indices))
 
     def look_up(numbers: Any) -> Any:
         return tf.gather(x, tf.where(numbers < 0, numbers + tf.cast(x.shape[0], numbers.dtype), numbers), axis=0)
 
-    if isinstance(indices, tf.RaggedTensor):
-        return indices.with_flat_values(look_up(indices.flat_values))
-    return look_up(tf.convert_to_tensor(indices))
+    return take_rows(look_up, indices)
 
 
 def _is_on_ps(variable: Any) -> bool:
