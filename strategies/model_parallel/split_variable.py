@@ -13,7 +13,6 @@ from tfdist.strategies.keras_hooks.replicas.same_rows import are_positions
 from tfdist.strategies.model_parallel import moves, task_span
 from tfdist.strategies.model_parallel.split_tensor import Splittable, SplitTensor, own_pieces
 from tfdist.strategies.private_api import CompositeTensorGradient, register_tensor_conversion
-from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.variable_base import InShards, rows_by_part
 
 
@@ -85,11 +84,11 @@ class SplitVariable(InShards):
 
     where = "devices"
 
-    def __init__(self, shards: list[Any], axis: int, name: str, strategy: Any, own: range, count: int) -> None:
-        """Takes the attributes, the name of the variable, and the strategy in whose scope it is created."""
+    def __init__(self, shards: list[Any], axis: int, of_keras: Any, strategy: Any, own: range, count: int) -> None:
+        """Takes the attributes, the variable of Keras that has it, and the strategy in whose scope it is created."""
         shape = shards[0].shape.as_list()
         shape[axis] *= count
-        super().__init__(shards, shape, name)
+        super().__init__(shards, shape, f"{of_keras.name}:0", of_keras.path)
         self.axis, self.own, self.count = axis, own, count
         self._number = task_span.current().next_number() if count > len(shards) else None
         self._distribute_strategy = strategy
@@ -126,12 +125,6 @@ class SplitVariable(InShards):
     def distribute_strategy(self) -> Any:
         """The strategy in whose scope it was created."""
         return self._distribute_strategy
-
-    @property
-    @overrides(InShards)
-    def _shared_name(self) -> str:
-        """The name in a checkpoint. TensorFlow would look for the `:0` in the names of its own variables."""
-        return self._name
 
     @property
     def _devices(self) -> Any:

@@ -91,7 +91,7 @@ def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None
                 synchronization=variable._map_synchronization(variable.synchronization),
             )
         parts.append(part)
-    variable._value = SplitVariable(parts, axis, variable.path, tf.distribute.get_strategy(), mesh.own, mesh.count)
+    variable._value = SplitVariable(parts, axis, variable, tf.distribute.get_strategy(), mesh.own, mesh.count)
 
 
 def _layout_of(variable: Any, extended: Any) -> Any:
