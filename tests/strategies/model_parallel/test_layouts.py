@@ -109,6 +109,14 @@ def test_an_output_of_unknown_length_stays_whole():
     assert sharded_axis(layout, "an output of a layer", (None, 6, 8), mesh) == 1
 
 
+def test_each_of_several_outputs_of_a_layer_is_split(monkeypatch):
+    variables.install()
+    monkeypatch.setattr(tf.distribute.get_strategy().extended, "mesh", LocalMesh((("CPU:0", "CPU:0"),), "model"), raising=False)
+    layout = keras.distribution.TensorLayout((None, "model"), model_parallel((1, 2)).device_mesh)
+    outputs = keras.distribution.distribute_tensor((tf.ones((4, 8)), {"scores": tf.ones((4, 2)), "none": None}), layout)
+    assert [getattr(each, "axis", None) for each in tf.nest.flatten(outputs)] == [1, None, 1]
+
+
 def test_the_axis_of_the_batch_is_left_out_with_a_warning(caplog):
     assert axis_of(("model", "batch"), (4, 3)) == 0
     assert "dense/kernel" in caplog.text and "'batch' is the axis of the batch" in caplog.text
