@@ -49,6 +49,7 @@ def warn_of_lost_updates(model: Any, extended: ServerExtended) -> None:
 
 
 def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    trainable_variables = None if trainable_variables is None else list(trainable_variables)  # It may be a generator.
     pairs = zip(grads, _variables(optimizer, trainable_variables), strict=False)
     constrained = [(v, v.constraint) for gradient, v in pairs if gradient is not None and _is_constrained_there(optimizer, v)]
     if not constrained:
@@ -60,10 +61,10 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
     return result
 
 
-def _variables(optimizer: Any, trainable_variables: Any) -> Sequence[Any]:
+def _variables(optimizer: Any, trainable_variables: list[Any] | None) -> Sequence[Any]:
     if trainable_variables is None:
         return optimizer._trainable_variables if optimizer.built else ()
-    return list(trainable_variables)
+    return trainable_variables
 
 
 def _is_constrained_there(optimizer: Any, variable: Any) -> bool:
