@@ -304,7 +304,7 @@ _OPERATORS = {
     "floordiv": tf.math.floordiv,
     "mod": tf.math.floormod,
     "pow": tf.pow,
-    "matmul": lambda x, y: tf.matmul(whole(x), whole(y)),
+    "matmul": tf.matmul,
     "and": lambda x, y: whole(x) & whole(y),
     "or": lambda x, y: whole(x) | whole(y),
     "xor": lambda x, y: whole(x) ^ whole(y),

@@ -60,3 +60,17 @@ def test_a_step_may_ask_for_the_shape_of_a_sharded_variable():
 def test_a_sharded_variable_has_the_name_of_a_whole_one():
     """Patterns of `exclude_from_weight_decay` are looked for in it."""
     assert sharded(values(4, 6), 1).name == tf.Variable(0.0, name="kernel").name
+
+
+def test_a_product_with_a_sharded_variable_needs_no_whole_tensor():
+    x, kernel = values(4, 6), values(6, 2)
+    variable = sharded(kernel, 0)
+
+    @tf.function
+    def product(x):
+        with replica_context.entered(replica_context.Replica(None, 0, None)):
+            return split(x, 1) @ variable
+
+    np.testing.assert_allclose(product(tf.constant(x)), x @ kernel, rtol=1e-5)
+    operations = product.get_concrete_function(tf.constant(x)).graph.get_operations()
+    assert not any(each.outputs[0].consumers() for each in operations if each.type == "ConcatV2")
