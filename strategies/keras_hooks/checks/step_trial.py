@@ -42,8 +42,9 @@ _RAISES = ("Assert", "CheckNumerics", "CheckNumericsV2")  # `keras.ops.cholesky`
 _LOOKUPS = ("LookupTableFindV2", "LookupTableSizeV2", "HashTableV2")
 _MAKES_EMPTY = ("Empty",)  # As `keras.ops.ctc_loss`, which then fills it. TensorFlow calls it stateful.
 _OF_GPUS = ("CudnnRNNV3", "CudnnRNNBackpropV3")  # Of Keras' recurrent layers. They draw for a dropout, which Keras leaves at 0.
+_OF_TASKS = ("CollectiveReduceV2", "CollectiveGatherV2")  # Of one replica (`model_parallel`): all of them run the trial.
 _CONTAINERS = ("StatefulPartitionedCall", "If", "While", "Case")
-_HARMLESS = frozenset((*_READS, *_RAISES, *_LOOKUPS, *_MAKES_EMPTY, *_OF_GPUS, *_CONTAINERS))
+_HARMLESS = frozenset((*_READS, *_RAISES, *_LOOKUPS, *_MAKES_EMPTY, *_OF_GPUS, *_OF_TASKS, *_CONTAINERS))
 """Stateful operations that a trial may run: they change nothing, and give the same result again."""
 
 _OF_VARIABLES = ("initial_value", "trainable", "name", "dtype", "aggregation", "synchronization", "shape")

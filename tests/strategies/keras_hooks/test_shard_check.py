@@ -83,15 +83,23 @@ CLUSTERS = {
         (*FEW, "clips_gradients_when_they_are_large"),
         *("--partition=kernel=rows", "--partition_devices=2"),
     ),
+    "multi_worker_mirrored, 2 x 2": (  # A replica is in two tasks.
+        "cluster { nworkers_per_group: 4 }",
+        (*FEW, "clips_gradients_when_they_are_large"),
+        *("--partition=kernel=rows", "--partition_tasks=2"),
+    ),
     "multi_worker_mirrored": ("cluster { nworkers_per_group: 2 }", ALL_STEPS if selection.ALL else FEW),
     "parameter_server": (GROUPS, FEW),
     "hogwild": (GROUPS, FEW),
 }
 
 
+FOR_A_RELEASE = ("hogwild", "multi_worker_mirrored, 2 x 2")
+
+
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=pytest.mark.release) if name == "hogwild" else name for name in CLUSTERS],
+    params=[pytest.param(name, marks=pytest.mark.release) if name in FOR_A_RELEASE else name for name in CLUSTERS],
 )
 def messages(request, tmp_path_factory, run_python):
     """What the first task of a cluster logs, by case."""
