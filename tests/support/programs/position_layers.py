@@ -1,4 +1,4 @@
-"""Layers that slice, broadcast and look up their weights, as those for positions of Keras Hub."""
+"""Layers that slice, broadcast and look up their weights, as those for positions of Keras Hub, or assign them."""
 
 import keras
 from keras import layers, ops
@@ -29,3 +29,19 @@ class Positions(layers.Layer):
 
     def get_config(self):
         return {**super().get_config(), "rows": self.rows, "token": self.token}
+
+
+@keras.saving.register_keras_serializable()
+class BeginsByTheBatch(layers.Layer):
+    """Assigns a weight, which an optimizer updates, too, the mean of the first batch."""
+
+    def build(self, shape):
+        self.shift = self.add_weight(shape=shape[1:], initializer="zeros", name="shift")
+        self.has_begun = self.add_weight(shape=(), initializer="zeros", trainable=False, name="has_begun")
+
+    def call(self, x, training=False):
+        shifted = x - self.shift
+        if training:
+            self.shift.assign(self.shift + ops.cast(ops.equal(self.has_begun, 0), x.dtype) * ops.mean(x, axis=0))
+            self.has_begun.assign(1.0)
+        return shifted
