@@ -88,6 +88,13 @@ class ServerVariable(CachingVariable):
         record_operation("ResourceGather", [found], [self.handle], gradient)
         return found
 
+    def gather_nd(self, indices: Any, name: Any = None) -> Any:
+        """Looks up elements or slices by their indices, as `tf.Variable.gather_nd`."""
+        if not tf.executing_eagerly():
+            return super().gather_nd(indices, name)
+        # TensorFlow's operation takes a variable of another task for a scalar.
+        return tf.gather_nd(self.read_value(), indices, name=name)
+
     def _in_place(self, value: Any) -> Any:
         return fused_reads.current().read_in_place(self, value)
 
@@ -136,6 +143,18 @@ def _operator(name: str) -> Any:
     return lambda variable, *args: method(variable.value(), *args)
 
 
+def _scattered(method: str) -> Any:
+    def scatter(variable: ServerVariable, indices: Any, updates: Any, name: Any = None) -> Any:
+        if not tf.executing_eagerly():
+            return getattr(CachingVariable, method)(variable, indices, updates, name)
+        updates = tf.convert_to_tensor(updates, variable.dtype)
+        return variable.assign(getattr(tf, f"tensor_{method}")(variable.read_value(), indices, updates))  # See `gather_nd`.
+
+    return scatter
+
+
+for _name in ("scatter_nd_add", "scatter_nd_sub", "scatter_nd_update", "scatter_nd_max", "scatter_nd_min"):
+    setattr(ServerVariable, _name, _scattered(_name))
 # TensorFlow's read the variable at each use.
 for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__", "__getitem__"}:
     setattr(ServerVariable, _name, _operator(_name))
