@@ -5,16 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
+from server_variables import ROWS, on_ps
 
 from tfdist.strategies.parameter_server import fused_reads, optimizer
-from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
-
-ROWS = np.arange(24, dtype=np.float32).reshape(6, 4)
-
-
-def on_ps(shards, trainable=True):
-    parts = [ServerVariable(tf.Variable(part, trainable=trainable)) for part in np.split(ROWS, shards)]
-    return parts[0] if shards == 1 else ShardedVariable(parts, [0, 3, 6], "table:0")
 
 
 def looked_up(table):

@@ -3,14 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
-
-ROWS = np.arange(24, dtype=np.float32).reshape(6, 4)
-
-
-def on_ps():
-    return ShardedVariable([ServerVariable(tf.Variable(part)) for part in np.split(ROWS, 2)], [0, 3, 6], "kernel:0")
+from server_variables import ROWS, on_ps
 
 
 @pytest.mark.parametrize("shape", [[6, 4], [None, 4], [6, None], [None, None]])
