@@ -36,13 +36,10 @@ MODULES = {
 _TPU = re.compile(r"tpu|^ct[0-9]", re.IGNORECASE)
 """In machine types with TPUs: CloudML's `cloud_tpu`, Vertex AI's `cloud-tpu` and `ct5lp-hightpu-4t`, accelerators `TPU_V2`."""
 
-SERVING_JOBS = dict.fromkeys(SERVED, ("worker", "ps"))
-"""Strategy name -> the jobs whose tasks run a TensorFlow server instead of the user's program."""
-
 
 def serving_jobs(strategy: str) -> tuple[str, ...]:
-    """Returns the jobs that only serve under `strategy`; nothing if every task runs the user's program."""
-    return SERVING_JOBS.get(strategy, ())
+    """Returns the jobs whose tasks run a TensorFlow server under `strategy`; nothing if every task runs the user's program."""
+    return ("worker", "ps") if strategy in SERVED else ()
 
 
 def replaceable_jobs(strategy: str) -> tuple[str, ...]:

@@ -1,10 +1,12 @@
 """The bases of variables whose value is in several places: local replicas, and shards on ps tasks or on devices."""
 
 import contextlib
+import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.strategies.private_api import BaseResourceVariable
@@ -85,6 +87,42 @@ def shard_scope(number: int | None) -> Iterator[None]:
         _current_shard.number = outer
 
 
+def rows_by_part(rows: Any, offsets: Sequence[int]) -> list[tuple[Any, Any]]:
+    """Splits row numbers by the part of a table that holds the row.
+
+    Args:
+        rows: row numbers, int [n].
+        offsets: the first row of each part, then the number of rows.
+
+    Returns:
+        For each part: the positions in `rows` of those that it holds, int32 [m], and their numbers in the part. Rows that do
+        not exist go to the first or last part, where looking them up fails.
+    """
+    found = []
+    for number, (begin, end) in enumerate(itertools.pairwise(offsets)):
+        held = (rows >= begin if number else rows >= rows.dtype.min) & (rows < end if end < offsets[-1] else rows >= begin)
+        chosen = tf.cast(tf.reshape(tf.where(held), [-1]), tf.int32)
+        found.append((chosen, tf.gather(rows, chosen) - begin))
+    return found
+
+
+def take_rows(look_up: Callable[[Any], Any], indices: Any) -> Any:
+    """Looks rows up as `keras.ops.take` along the first axis: those that a sparse tensor names once each, and row 0 for gaps.
+
+    Args:
+        look_up: returns the rows with these numbers, of any shape.
+        indices: the numbers: a tensor, an array, a SparseTensor or a RaggedTensor.
+    """
+    if isinstance(indices, tf.RaggedTensor):
+        return indices.with_flat_values(tf.convert_to_tensor(look_up(indices.flat_values)))
+    if not isinstance(indices, tf.SparseTensor):
+        return look_up(tf.convert_to_tensor(indices))
+    dense = tf.sparse.to_dense(tf.sparse.reorder(indices))
+    rows, numbers = tf.unique(tf.reshape(dense, [-1]))  # An optimizer squares the gradient of each row that is looked up.
+    numbers = tf.ensure_shape(tf.reshape(numbers, tf.shape(dense)), dense.shape)
+    return keras.ops.take(look_up(rows), numbers, axis=0)
+
+
 class InShards(VariableBase):
     """A variable that others, its shards, hold along one axis.
 
@@ -97,12 +135,14 @@ class InShards(VariableBase):
     """
 
     where = ""
+    _constraint = None  # Keras applies constraints.
 
-    def __init__(self, shards: list[Any], shape: Any, name: str) -> None:
-        """Takes the shards, the shape of the whole variable, and its name."""
+    def __init__(self, shards: list[Any], shape: Any, name: str, path: str | None = None) -> None:
+        """Takes the shards, the shape of the whole variable, its name, and what messages call it, by default the name."""
         self.shards = shards
         self._shape = tf.TensorShape(shape)
         self._name = name
+        self.path = path or name
         self._unique_id = f"{shards[0]._unique_id}_shards"
         self._trainable = shards[0].trainable
         self._synchronization = shards[0].synchronization
@@ -140,30 +180,6 @@ class InShards(VariableBase):
         """The name of the whole variable."""
         return self._name
 
-    @property
-    def trainable(self) -> bool:
-        """Whether gradient tapes watch it."""
-        return bool(self._trainable)
-
-    @property
-    def synchronization(self) -> Any:
-        """See `tf.Variable.synchronization`."""
-        return self._synchronization
-
-    @property
-    def aggregation(self) -> Any:
-        """See `tf.Variable.aggregation`."""
-        return self._aggregation
-
-    @property
-    def constraint(self) -> None:
-        """None: Keras applies constraints."""
-        return None
-
-    def get_shape(self) -> tf.TensorShape:
-        """Returns `shape`."""
-        return self.shape
-
     def value(self) -> Any:
         """Returns the whole value as a tensor; in a `shard_scope`, the value of the shard."""
         raise NotImplementedError
@@ -177,9 +193,19 @@ class InShards(VariableBase):
         del dtype, name, as_ref
         return self.value()
 
-    def numpy(self) -> Any:
-        """Returns the whole value as a numpy array."""
-        return self.value().numpy()
+    def split(self, value: Any) -> list[Any]:
+        """Splits a tensor of the whole shape, or IndexedSlices of it, into one for each shard."""
+        raise NotImplementedError
+
+    def for_shards(self, value: Any) -> list[Any]:
+        """Returns an argument of an update for each shard: its part of a value of the variable's shape, others as they are."""
+        if isinstance(value, tf.IndexedSlices):
+            return self.split(value)
+        is_dense = tf.is_tensor(value) and not hasattr(value, "handle")
+        if not is_dense or value.shape.rank != self._shape.rank or not value.shape.is_compatible_with(self._shape):
+            return [value] * len(self.shards)
+        # A step may learn only when it runs how many features a batch has.
+        return self.split(value if value.shape == self._shape else tf.ensure_shape(value, self._shape))
 
     def _of_whole_shape(self, method: str, value: Any) -> Any:
         """Returns what is to be written as a tensor. Nothing is written if its shape is not that of the whole variable.
@@ -190,12 +216,12 @@ class InShards(VariableBase):
         value = tf.convert_to_tensor(value, self.dtype)
         if not value.shape.is_compatible_with(self._shape):
             raise ValueError(
-                f"{method} of {self._name}: the variable has the shape {self._shape}, and the value {value.shape}; they must "
+                f"{method} of {self.path}: the variable has the shape {self._shape}, and the value {value.shape}; they must "
                 "be equal"
             )
         if value.shape.is_fully_defined():
             return value
-        message = f"{method} of {self._name}: the value has not the shape of the variable"
+        message = f"{method} of {self.path}: the value has not the shape of the variable"
         with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(value), self._shape.as_list(), message)]):
             value = tf.identity(value)
         value.set_shape(self._shape)
@@ -204,13 +230,33 @@ class InShards(VariableBase):
     @overrides(VariableBase)
     def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, options: Any, **kwargs: Any) -> list[Any]:
         raise NotImplementedError(
-            f"{self._name} is sharded over {len(self.shards)} {self.where}, and a SavedModel cannot hold that; save the model "
+            f"{self.path} is sharded over {len(self.shards)} {self.where}, and a SavedModel cannot hold that; save the model "
             "as .keras, load it in a program without a cluster, and export it there"
         )
 
     def __repr__(self) -> str:
         shards = f"in {len(self.shards)} shards"
-        return f"<{type(self).__name__} {self._name!r} shape={self._shape} dtype={self.dtype.name} {shards}>"
+        return f"<{type(self).__name__} {self.path!r} shape={self._shape} dtype={self.dtype.name} {shards}>"
+
+
+def on_shards(update: Callable[..., Any], variable: InShards, function: Any, args: Any, kwargs: Any, group: Any) -> list[Any]:
+    """Updates each shard by itself, where it is. In the function the variables stand for their shards.
+
+    Args:
+        update: updates a shard by a function, as `tf.distribute.StrategyExtended.update`.
+        variable: the variable.
+        function: gets the variable, and of each argument what belongs to the shard.
+        args: the arguments.
+        kwargs: arguments that are the same for all shards.
+        group: see `tf.distribute.StrategyExtended.update`.
+    """
+    split = [variable.for_shards(value) for value in args]
+    results = []
+    for number, shard in enumerate(variable.shards):
+        with shard_scope(number):
+            own = tuple(values[number] for values in split)
+            results.append(update(shard, lambda _, *given, **named: function(variable, *given, **named), own, kwargs, group))
+    return results
 
 
 def _refused(method: str) -> Any:
@@ -220,7 +266,7 @@ def _refused(method: str) -> Any:
         if self.is_shard:
             return getattr(VariableBase, method)(self, *args, **kwargs)
         raise NotImplementedError(
-            f"{what} of {self._name} cannot work: it is sharded over {len(self.shards)} {self.where}; compute the whole value "
+            f"{what} of {self.path} cannot work: it is sharded over {len(self.shards)} {self.where}; compute the whole value "
             "and assign it"
         )
 

@@ -141,12 +141,11 @@ class CoordinatorHooks(KerasHooks):
 
     def _shard_check(self, model: Any, step: Callable[..., Any]) -> ShardCheck | None:
         """Returns the check of a step whose batches several replicas share; None for other steps."""
-        extended = self._strategy.extended
         replicas = self._strategy.num_replicas_in_sync
         if replicas < 2:
             return None
         size = sum(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in model.variables)
-        if extended.worker_mesh is not None or size > MOST_CHECKED_BYTES:
+        if size > MOST_CHECKED_BYTES:
             return None
 
         @contextlib.contextmanager

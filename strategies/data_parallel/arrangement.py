@@ -11,6 +11,7 @@ from tfdist.strategies.inputs.batch_shards import Layout
 from tfdist.strategies.model_parallel import variables
 from tfdist.strategies.model_parallel.described import DescribedLayouts
 from tfdist.strategies.model_parallel.layouts import LocalMesh, local_mesh
+from tfdist.strategies.model_parallel.refusal import BOTH
 
 _KEYS = 1000
 """More groups of devices than the collectives of one arrangement use: those of the next get other numbers."""
@@ -71,10 +72,7 @@ class Arrangement:
         if distribution is None:
             return
         if self._described is not None:
-            raise ValueError(
-                "the description of the cluster partitions the model (--partition), and the program calls "
-                "keras.distribution.set_distribution; leave one of them out"
-            )
+            raise ValueError(BOTH)
         wanted = local_mesh(distribution, self._devices, self._tasks, self._task)
         if wanted != self.current and self._strategy.extended.has_variables:
             raise ValueError(

@@ -9,11 +9,11 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks.replicas.replica_context import current, note_read_of_replicas
 from tfdist.strategies.model_parallel.described import DescribedLayouts
 from tfdist.strategies.model_parallel.layouts import LocalMesh
-from tfdist.strategies.model_parallel.shard_updates import on_shards
 from tfdist.strategies.model_parallel.split_variable import SplitVariable
 from tfdist.strategies.model_parallel.variables import current_column
 from tfdist.strategies.private_api import MirroredExtended
 from tfdist.strategies.private_api.overrides import overrides
+from tfdist.strategies.variable_base import on_shards
 
 
 class DataParallelExtended(MirroredExtended):
@@ -35,6 +35,10 @@ class DataParallelExtended(MirroredExtended):
 
     def of_chief(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the value that a tensor has in the first task, if the replicas span tasks."""
+        return value
+
+    def alike(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the value that a tensor has in the first task of the replica: other tasks may have rounded otherwise."""
         return value
 
     def check_same(self, nested: Any) -> None:

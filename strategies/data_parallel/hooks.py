@@ -83,9 +83,6 @@ class DataParallelHooks(KerasHooks):
         return lambda what: calls.agree({"call": "a step", "step": what})
 
     def _shard_check(self, model: Any, step: Callable[..., Any]) -> ShardCheck | None:
-        if self._strategy.extended.mesh is not None:
-            return None
-
         @contextlib.contextmanager
         def as_replica() -> Iterator[None]:
             device = self._strategy.extended.worker_devices[0]
@@ -95,7 +92,10 @@ class DataParallelHooks(KerasHooks):
         def of_chief(numbers: Any) -> Any:
             return of_first_task(self._strategy, numbers) if self._is_shared else numbers
 
-        return ShardCheck(model, step, self._strategy, self.layout.replicas, as_replica, of_chief, self.is_chief)
+        mesh, replicas = self._strategy.extended.mesh, self.layout.replicas
+        # Tasks of one replica compute a trial together.
+        warns = self.layout.local.start == 0 if mesh is not None and mesh.others else self.is_chief
+        return ShardCheck(model, step, self._strategy, replicas, as_replica, of_chief, warns, self.is_chief)
 
     def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
         """See `KerasHooks`. Every task gets the whole output, in the order of the input."""

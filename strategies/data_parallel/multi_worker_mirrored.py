@@ -265,6 +265,10 @@ class _Extended(DataParallelExtended, MultiWorkerMirroredExtended):
             return _in_pieces(self.groups.of_chief, value)
 
     @overrides(DataParallelExtended)
+    def alike(self, value: tf.Tensor) -> tf.Tensor:
+        return value if self.groups is None else self.groups.alike(value)
+
+    @overrides(DataParallelExtended)
     def check_same(self, nested: Any) -> None:
         if self.groups is not None:
             self.groups.check_same(nested)

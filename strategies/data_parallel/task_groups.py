@@ -68,12 +68,16 @@ class TaskGroups:
             slices: those of this replica.
             sum_of: adds up slices over the tasks at the position of this one.
         """
-        alike = tf.IndexedSlices(self._span.alike(slices.values), slices.indices, slices.dense_shape)
+        alike = tf.IndexedSlices(self.alike(slices.values), slices.indices, slices.dense_shape)
         return alike if self.replicas == 1 else sum_of(alike)
 
     def sums_of_shards(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sum over the replicas of each tensor that belongs to shards of this task."""
         return values if self.replicas == 1 else self._in_buckets(values, self._position.sum)
+
+    def alike(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the value that the first task of the replica has, where all have computed the same up to rounding."""
+        return self._span.alike(value)
 
     def of_chief(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the value of the first task, numbers or booleans, in all tasks."""

@@ -9,10 +9,10 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.extended import GroupExtended, unwrapped, update_on
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.hogwild.synchronization.local_variable import LocalVariable
-from tfdist.strategies.model_parallel.shard_updates import on_shards
 from tfdist.strategies.model_parallel.split_variable import SplitVariable
 from tfdist.strategies.model_parallel.variables import current_column
 from tfdist.strategies.private_api.overrides import overrides
+from tfdist.strategies.variable_base import on_shards
 
 
 class HogwildExtended(GroupExtended):

@@ -69,6 +69,7 @@ def install() -> None:
 
 def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
     replica = replica_context.current()
+    trainable_variables = None if trainable_variables is None else list(trainable_variables)  # It may be a generator.
     if step_build.is_building():
         return None
     if replica is not None and replica.recorded is not None:
@@ -96,7 +97,6 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
         replica.unbuilt.append((optimizer, trainable_variables))
         return None
     if trainable_variables is not None and not optimizer.built and not tf.executing_eagerly():
-        trainable_variables = list(trainable_variables)
         # Adafactor makes variables of numbers, which are in the loop of steps otherwise, and not to be had outside of it.
         with tf.init_scope(), keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(trainable_variables)

@@ -54,7 +54,8 @@ def _record(replica: replica_context.Replica, recorded: list[Any], variable: Any
         replica.unseen += [variable.path] if depends_on_batch(tensor, of_random=False) else []
         return
     _, before = replica.held.get(id(variable), (variable, variable._value))
-    recorded.append((variable.path, step_trial.change(tensor, tf.convert_to_tensor(before))))
+    before = tf.convert_to_tensor(before.as_split() if hasattr(before, "as_split") else before)  # In parts (`model_parallel`).
+    recorded.append((variable.path, step_trial.change(tensor, before)))
     # What follows in the step reads what it has assigned. Of a trained variable it may still take gradients.
     if graph is replica.graph and not variable.trainable:
         replica.held.setdefault(id(variable), (variable, variable._value))

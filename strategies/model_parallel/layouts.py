@@ -55,12 +55,19 @@ def local_mesh(distribution: Any, devices: Sequence[str], tasks: int = 1, task: 
 
     Raises:
         ValueError: if the distribution is of another class, its mesh has more than one axis beside that of the batch, or
-            another number of devices, or a replica has some devices of a task and those of other tasks.
+            another number of devices, a replica has some devices of a task and those of other tasks, or it is for data that
+            the program has sharded.
     """
     if not isinstance(distribution, keras.distribution.DataParallel | keras.distribution.ModelParallel):
         raise ValueError(
             f"tfdist trains under keras.distribution.DataParallel and ModelParallel, and the distribution is a "
             f"{type(distribution).__name__}"
+        )
+    if tasks > 1 and not getattr(distribution, "auto_shard_dataset", True):  # Older versions of Keras have none.
+        raise ValueError(
+            "keras.distribution has auto_shard_dataset=False, for data that the program itself has sharded by task, and every "
+            "task would train on a part of its part; leave it out, and give every task all data, or a tf.data.Dataset with "
+            "the auto_shard_policy OFF"
         )
     mesh = distribution.device_mesh
     if math.prod(mesh.shape) != len(devices) * tasks:

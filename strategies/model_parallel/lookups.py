@@ -7,10 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.model_parallel import task_span
-from tfdist.strategies.model_parallel.split_tensor import SplitTensor, rows_by_part
+from tfdist.strategies.model_parallel.split_tensor import SplitTensor
 from tfdist.strategies.model_parallel.split_variable import SplitVariable
 from tfdist.strategies.private_api import KerasVariable, in_stateless_scope
 from tfdist.strategies.private_api.gradient_devices import with_gradients
+from tfdist.strategies.variable_base import rows_by_part
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Table:
                 tuple(parts), len(indices.shape) + self.axis - 1, self.devices, first=self.own.start, others=others
             )
         flat = tf.reshape(indices, [-1])
-        pieces = rows_by_part(flat, rows, self.count)[self.own.start : self.own.stop]
+        pieces = rows_by_part(flat, range(0, rows + 1, rows // self.count))[self.own.start : self.own.stop]
         places = [chosen for chosen, _ in pieces]
         found = [self._on_device(number, local) for number, (_, local) in enumerate(pieces)]
         if len(self.own) < self.count:  # The other tasks look up the other rows.

@@ -4,7 +4,6 @@ A layer reads position tables, class tokens and the like so. Along the other axe
 the axis of the parts is taken from the parts that have it, and is whole: no device gets all of the tensor.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.model_parallel import task_span
-from tfdist.strategies.model_parallel.split_tensor import SplitTensor, whole
+from tfdist.strategies.model_parallel.split_tensor import SplitTensor, dispatch, whole
 
 
 def shape_of(x: SplitTensor, out_type: Any = None, name: Any = None) -> tf.Tensor:
@@ -200,15 +199,6 @@ def _getitem(x: SplitTensor, key: Any) -> Any:
     return x.whole()[key] if found is NotImplemented else found
 
 
-def _install(function: Callable[..., Any], moved: Callable[..., Any]) -> None:
-    first = next(iter(inspect.signature(function).parameters))
-
-    @tf.experimental.dispatch_for_api(function, {first: SplitTensor})  # type: ignore[untyped-decorator]
-    def on_parts(*args: Any, **kwargs: Any) -> Any:
-        x, args = (args[0], args[1:]) if args else (kwargs.pop(first), ())
-        return moved(x, *args, **kwargs)
-
-
 MOVES: dict[Callable[..., Any], Callable[..., Any]] = {
     tf.shape: shape_of,
     tf.slice: sliced,
@@ -221,4 +211,4 @@ MOVES: dict[Callable[..., Any], Callable[..., Any]] = {
 
 SplitTensor.__getitem__ = _getitem  # type: ignore[method-assign]
 for _function, _moved in MOVES.items():
-    _install(_function, _moved)
+    dispatch(_function, _moved)

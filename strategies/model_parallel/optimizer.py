@@ -17,7 +17,7 @@ def _update_step(
     original: Callable[..., Any], optimizer: Any, distribution: Any, grads_and_vars: Any, learning_rate: Any
 ) -> None:
     pairs = list(grads_and_vars)
-    split = [variable.name for _, variable in pairs if isinstance(variable, SplitVariable)]
+    split = [variable.path for _, variable in pairs if isinstance(variable, SplitVariable)]
     if split and type(optimizer) not in ELEMENTWISE:
         raise ValueError(
             f"{type(optimizer).__name__} may need all of a variable for its update, and {split[0]} is sharded over devices; "

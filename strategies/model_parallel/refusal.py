@@ -20,7 +20,7 @@ _strategies: list[Any] = []  # At most one: this process' strategy.
 
 _described: list[Any] = []  # At most one: the DescribedLayouts of this process' strategy.
 
-_BOTH = (
+BOTH = (
     "the description of the cluster partitions the model (--partition), and the program calls "
     "keras.distribution.set_distribution; leave one of them out"
 )
@@ -42,24 +42,6 @@ def install(strategy: Any) -> None:
     _described[:] = [] if described is None else [described]
     patches.MAKE_FUNCTION.patch(_make_function)
     patches.INITIALIZE.patch(_initialize)
-
-
-def _check_variable(path: str) -> None:
-    """Checks that the strategy follows the current distribution, when a variable is made in its scope.
-
-    Keras' `distribution.scope()` may have ended before `fit`, and nothing would show that the variable was to be sharded.
-
-    Args:
-        path: the path of the variable.
-
-    Raises:
-        ValueError: if it follows another distribution or none.
-    """
-    distribution, strategy = keras.distribution.distribution(), tf.distribute.get_strategy()
-    is_followed = distribution is getattr(strategy.extended, "followed", None)
-    if distribution is None or is_followed or strategy not in _strategies:
-        return
-    raise ValueError(_BOTH if _described else f"keras.distribution has no effect on {path}: {_ADVICE}")
 
 
 def check_model(model: Any, mesh: LocalMesh | None) -> None:
@@ -84,7 +66,7 @@ def _make_function(original: Callable[..., Any], model: Any, step_function: Call
     is_followed = getattr(extended, "mesh", None) is not None
     is_set = keras.distribution.distribution() is not None
     if is_set and _described:
-        raise ValueError(_BOTH)
+        raise ValueError(BOTH)
     if is_set and not is_followed:
         raise ValueError(f"keras.distribution has no effect on {model.name}: {_ADVICE}")
     if _described and getattr(extended, "described", None) is not _described[0]:
@@ -100,5 +82,12 @@ def _make_function(original: Callable[..., Any], model: Any, step_function: Call
 
 
 def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None:
-    _check_variable(variable.path)
+    """Checks that the strategy in whose scope a variable is made follows the current distribution.
+
+    Keras' `distribution.scope()` may have ended before `fit`, and nothing would show that the variable was to be sharded.
+    """
+    distribution, strategy = keras.distribution.distribution(), tf.distribute.get_strategy()
+    is_followed = distribution is getattr(strategy.extended, "followed", None)
+    if distribution is not None and not is_followed and strategy in _strategies:
+        raise ValueError(BOTH if _described else f"keras.distribution has no effect on {variable.path}: {_ADVICE}")
     original(variable, value)

@@ -16,6 +16,7 @@ from tfdist.strategies.model_parallel import moves, nested
 from tfdist.strategies.model_parallel.lookups import table
 from tfdist.strategies.model_parallel.split_tensor import SplitTensor, elementwise, operand, whole
 from tfdist.strategies.private_api import patches
+from tfdist.strategies.variable_base import take_rows
 
 Operation = Callable[..., Any]
 
@@ -40,18 +41,15 @@ def install() -> None:
     patches.DROPOUT.patch(_dropout)
 
 
-def _binary(original: Operation, x1: Any, x2: Any) -> Any:
+def _binary(original: Operation, x1: Any, x2: Any, of_parts: Operation | None = None) -> Any:
     x1, x2 = operand(x1), operand(x2)
     if not isinstance(x1, SplitTensor) and not isinstance(x2, SplitTensor):
         return original(x1, x2)
-    return elementwise(original, x1, x2)
+    return elementwise(of_parts or original, x1, x2)
 
 
 def _add(original: Operation, x1: Any, x2: Any) -> Any:
-    x1, x2 = operand(x1), operand(x2)
-    if not isinstance(x1, SplitTensor) and not isinstance(x2, SplitTensor):
-        return original(x1, x2)
-    return elementwise(_sum_of_two, x1, x2)
+    return _binary(original, x1, x2, _sum_of_two)
 
 
 def _sum_of_two(x1: Any, x2: Any) -> Any:
@@ -149,11 +147,7 @@ def _take(original: Operation, x: Any, indices: Any, axis: int | None = None) ->
         return moves.gathered(x, whole(indices), axis % x.rank, lambda part, numbers, place: original(part, numbers, place))
     if rows is None:
         return original(whole(x), whole(indices), axis)
-    if isinstance(indices, tf.RaggedTensor):
-        return indices.with_flat_values(whole(rows.take(indices.flat_values)))
-    if isinstance(indices, tf.SparseTensor):  # Keras looks up row 0 for what is not there.
-        indices = tf.sparse.to_dense(tf.sparse.reorder(indices))
-    return rows.take(tf.convert_to_tensor(whole(indices)))
+    return take_rows(rows.take, whole(indices))
 
 
 def transpose(original: Operation, x: Any, axes: Any = None) -> Any:

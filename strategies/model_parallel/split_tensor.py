@@ -194,26 +194,6 @@ def own_pieces(value: Any, count: int, axis: int, own: range) -> list[Any]:
     return list(tf.split(value, count, axis=axis)[own.start : own.stop])
 
 
-def rows_by_part(rows: Any, count: int, parts: int) -> list[tuple[Any, Any]]:
-    """Splits row numbers by the part that holds the row.
-
-    Args:
-        rows: row numbers, int [n].
-        count: the number of rows of the whole tensor.
-        parts: the number of parts.
-
-    Returns:
-        For each part: the positions in `rows` of those that it holds, int32 [m], and their numbers in the part. Rows that do
-        not exist go to the first or last part, where looking them up fails.
-    """
-    part = tf.clip_by_value(rows // (count // parts), 0, parts - 1)
-    found = []
-    for number in range(parts):
-        chosen = tf.cast(tf.reshape(tf.where(part == number), [-1]), tf.int32)
-        found.append((chosen, tf.gather(rows, chosen) - number * (count // parts)))
-    return found
-
-
 def elementwise(function: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:
     """Applies an elementwise function of two tensors, of which one or both are split, with broadcasting.
 
@@ -293,20 +273,27 @@ UNARY = (
 """Elementwise functions of one tensor. TensorFlow's own list has log_softmax too, which is none."""
 
 
-def _apply_to_parts(function: Callable[..., Any]) -> None:
+def dispatch(function: Callable[..., Any], to: Callable[..., Any]) -> None:
+    """Makes TensorFlow call another function instead of one of its own whose first argument is a `SplitTensor`."""
     name = next(iter(inspect.signature(function).parameters))
 
     @tf.experimental.dispatch_for_api(function, {name: SplitTensor})  # type: ignore[untyped-decorator]
-    def on_parts(*args: Any, **kwargs: Any) -> Any:
-        x, args = (args[0], args[1:]) if args else (kwargs.pop(name), ())
+    def dispatched(*args: Any, **kwargs: Any) -> Any:
+        return to(*args, **kwargs) if args else to(kwargs.pop(name), **kwargs)
+
+
+def _on_each_part(function: Callable[..., Any]) -> Callable[..., Any]:
+    def on_parts(x: SplitTensor, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, list | tuple) or len(getattr(value, "shape", ())) for value in (*args, *kwargs.values())):
             return function(x.whole(), *args, **kwargs)  # Bounds, for example, which would have to be split too.
         args, kwargs = tuple(x.shared(value)[0] for value in args), {key: x.shared(value)[0] for key, value in kwargs.items()}
         return x.on_parts(lambda number, part: function(part, *args, **kwargs))
 
+    return on_parts
+
 
 for _function in UNARY:
-    _apply_to_parts(_function)
+    dispatch(_function, _on_each_part(_function))
 
 
 _OPERATORS = {
@@ -317,7 +304,7 @@ _OPERATORS = {
     "floordiv": tf.math.floordiv,
     "mod": tf.math.floormod,
     "pow": tf.pow,
-    "matmul": lambda x, y: tf.matmul(whole(x), whole(y)),
+    "matmul": tf.matmul,
     "and": lambda x, y: whole(x) & whole(y),
     "or": lambda x, y: whole(x) | whole(y),
     "xor": lambda x, y: whole(x) ^ whole(y),

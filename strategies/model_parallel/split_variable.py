@@ -9,11 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas import replica_context
+from tfdist.strategies.keras_hooks.replicas.same_rows import are_positions
 from tfdist.strategies.model_parallel import moves, task_span
 from tfdist.strategies.model_parallel.split_tensor import Splittable, SplitTensor, own_pieces
 from tfdist.strategies.private_api import CompositeTensorGradient, register_tensor_conversion
-from tfdist.strategies.private_api.overrides import overrides
-from tfdist.strategies.variable_base import InShards
+from tfdist.strategies.variable_base import InShards, rows_by_part
 
 
 class _ShardGradients(CompositeTensorGradient):  # type: ignore[misc]
@@ -25,7 +25,8 @@ class _ShardGradients(CompositeTensorGradient):  # type: ignore[misc]
     def replace_gradient_components(self, value: Any, component_grads: list[Any]) -> Any:
         if all(gradient is None for gradient in component_grads):
             return None
-        if all(isinstance(gradient, tf.IndexedSlices) for gradient in component_grads):
+        are_rows = all(isinstance(gradient, tf.IndexedSlices) for gradient in component_grads)
+        if are_rows and (value.axis or not all(are_positions(gradient.indices) for gradient in component_grads)):
             return _joined(component_grads, value.axis, value.first, len(value.handles) + value.others)
         parts = []
         found = tf.convert_to_tensor(next(gradient for gradient in component_grads if gradient is not None))
@@ -83,11 +84,11 @@ class SplitVariable(InShards):
 
     where = "devices"
 
-    def __init__(self, shards: list[Any], axis: int, name: str, strategy: Any, own: range, count: int) -> None:
-        """Takes the attributes, the name of the variable, and the strategy in whose scope it is created."""
+    def __init__(self, shards: list[Any], axis: int, of_keras: Any, strategy: Any, own: range, count: int) -> None:
+        """Takes the attributes, the variable of Keras that has it, and the strategy in whose scope it is created."""
         shape = shards[0].shape.as_list()
         shape[axis] *= count
-        super().__init__(shards, shape, name)
+        super().__init__(shards, shape, f"{of_keras.name}:0", of_keras.path)
         self.axis, self.own, self.count = axis, own, count
         self._number = task_span.current().next_number() if count > len(shards) else None
         self._distribute_strategy = strategy
@@ -126,12 +127,6 @@ class SplitVariable(InShards):
         return self._distribute_strategy
 
     @property
-    @overrides(InShards)
-    def _shared_name(self) -> str:
-        """The name in a checkpoint. TensorFlow would look for the `:0` in the names of its own variables."""
-        return self._name
-
-    @property
     def _devices(self) -> Any:
         """Where a variable that is colocated with this one goes."""
         return self.shards[0]._devices
@@ -140,9 +135,24 @@ class SplitVariable(InShards):
         """Returns whether a tensor has a part for each shard."""
         return value.axis == self.axis and value.count == self.count and len(value.parts) == len(self.shards)
 
-    def own_pieces(self, value: Any) -> list[Any]:
-        """Returns what of a whole tensor belongs to the shards of this task."""
-        return own_pieces(value, self.count, self.axis, self.own)
+    def for_shards(self, value: Any) -> list[Any]:
+        """See `InShards`. A tensor in the same parts stays in them."""
+        if isinstance(value, SplitTensor):
+            if self.is_split_as(value):
+                return list(value.parts)
+            value = value.whole()
+        return super().for_shards(value)
+
+    def split(self, value: Any) -> list[Any]:
+        """Returns what of a whole tensor, or of IndexedSlices, belongs to the shards of this task."""
+        if not isinstance(value, tf.IndexedSlices):
+            return own_pieces(value, self.count, self.axis, self.own)
+        shape = tf.constant(self.shards[0].shape.as_list())
+        if self.axis:
+            return [tf.IndexedSlices(values, value.indices, shape) for values in self.split(value.values)]
+        rows = self._shape[0]
+        by_part = rows_by_part(value.indices, range(0, rows + 1, rows // self.count))[self.own.start : self.own.stop]
+        return [tf.IndexedSlices(tf.gather(value.values, chosen), local, shape) for chosen, local in by_part]
 
     def as_split(self) -> SplitTensor:
         """Returns the value in its shards, each read on its device."""
@@ -159,13 +169,13 @@ class SplitVariable(InShards):
             return self.local(self._here).read_value()
         if replica_context.current() is not None:
             raise ValueError(
-                f"{self._name} is sharded over {self.count} devices, and this step reads it as a whole, for an operation "
+                f"{self.path} is sharded over {self.count} devices, and this step reads it as a whole, for an operation "
                 "that cannot compute on its shards; leave it whole (docs/model_parallel.md lists the operations)"
             )
         split = self.as_split()
         if self._number is None:
             return split.whole()
-        return task_span.current().read(tf.concat(split.parts, axis=self.axis), self.axis, self._number, self._name)
+        return task_span.current().read(tf.concat(split.parts, axis=self.axis), self.axis, self._number, self.path)
 
     def __getitem__(self, key: Any) -> Any:
         """Slices the value; in a step its parts, so that no device gets all of them."""
@@ -182,7 +192,7 @@ class SplitVariable(InShards):
         if isinstance(value, SplitTensor) and self.is_split_as(value):
             parts = list(value.parts)
         else:
-            parts = self.own_pieces(tf.convert_to_tensor(value, self.dtype))
+            parts = self.split(tf.convert_to_tensor(value, self.dtype))
         for variable, part in zip(self.shards, parts, strict=True):
             target = self.local(variable) if in_replica else variable
             getattr(target, method)(part)

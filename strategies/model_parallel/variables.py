@@ -91,7 +91,7 @@ def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None
                 synchronization=variable._map_synchronization(variable.synchronization),
             )
         parts.append(part)
-    variable._value = SplitVariable(parts, axis, variable.path, tf.distribute.get_strategy(), mesh.own, mesh.count)
+    variable._value = SplitVariable(parts, axis, variable, tf.distribute.get_strategy(), mesh.own, mesh.count)
 
 
 def _layout_of(variable: Any, extended: Any) -> Any:
@@ -103,11 +103,13 @@ def _layout_of(variable: Any, extended: Any) -> Any:
 
 
 def _distribute_tensor(original: Callable[..., Any], tensor: Any, layout: Any) -> Any:
-    """Splits the output of a layer that the layout map names, or joins it."""
+    """Splits the output of a layer that the layout map names, or joins it; of several outputs each."""
+    if isinstance(tensor, list | tuple | dict):
+        return tf.nest.map_structure(lambda each: _distribute_tensor(original, each, layout), tensor)
     mesh = getattr(tf.distribute.get_strategy().extended, "mesh", None)
     if keras.backend.is_keras_tensor(tensor):
         return original(tensor, layout)
-    if mesh is None:  # Outside the scope, as in `generate` of Keras Hub. Keras' TensorFlow backend has no such function.
+    if mesh is None or tensor is None:  # Outside the scope, as in `generate` of Keras Hub; Keras' backend has no such function.
         return tensor
     batch = layout.axes[0] if layout.axes and layout.axes[0] != mesh.axis else None  # Each replica has its own examples.
     inner = keras.distribution.TensorLayout((None, *layout.axes[1:]) if batch else layout.axes, layout.device_mesh)

@@ -21,7 +21,7 @@ from tfdist.strategies.keras_hooks import build_scope, global_seed
 from tfdist.strategies.keras_hooks.optimizer import built_in_own_loop
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.overwritten import is_overwritten
-from tfdist.strategies.parameter_server.placement import ServerExtended
+from tfdist.strategies.parameter_server.placement import extended_of
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.private_api import ControlFlowFuncGraph, KerasVariable, in_stateless_scope, patches
 
@@ -159,8 +159,8 @@ def _is_first() -> bool:
 
 
 def _has_several_groups(optimizer: Any) -> bool:
-    extended = getattr(getattr(optimizer, "_distribution_strategy", None), "extended", None)
-    return isinstance(extended, ServerExtended) and extended.has_several_groups and not tf.executing_eagerly()
+    extended = extended_of(optimizer)
+    return extended is not None and extended.has_several_groups and not tf.executing_eagerly()
 
 
 @contextlib.contextmanager

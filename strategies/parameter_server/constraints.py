@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.keras_hooks.optimizer import with_inner
 from tfdist.strategies.keras_hooks.replicas import replica_context
-from tfdist.strategies.parameter_server.placement import ServerExtended
+from tfdist.strategies.parameter_server.placement import ServerExtended, extended_of
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.private_api import patches
 
@@ -49,6 +49,7 @@ def warn_of_lost_updates(model: Any, extended: ServerExtended) -> None:
 
 
 def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    trainable_variables = None if trainable_variables is None else list(trainable_variables)  # It may be a generator.
     pairs = zip(grads, _variables(optimizer, trainable_variables), strict=False)
     constrained = [(v, v.constraint) for gradient, v in pairs if gradient is not None and _is_constrained_there(optimizer, v)]
     if not constrained:
@@ -60,18 +61,18 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
     return result
 
 
-def _variables(optimizer: Any, trainable_variables: Any) -> Sequence[Any]:
+def _variables(optimizer: Any, trainable_variables: list[Any] | None) -> Sequence[Any]:
     if trainable_variables is None:
         return optimizer._trainable_variables if optimizer.built else ()
-    return list(trainable_variables)
+    return trainable_variables
 
 
 def _is_constrained_there(optimizer: Any, variable: Any) -> bool:
     """Returns whether the ps has to apply the constraint of a variable after an update that is traced."""
-    extended = getattr(getattr(optimizer, "_distribution_strategy", None), "extended", None)
     if getattr(variable, "constraint", None) is None or not _is_on_ps(variable) or tf.executing_eagerly():
         return False
-    if not isinstance(extended, ServerExtended) or not extended.has_several_groups or len(with_inner(optimizer)) > 1:
+    extended = extended_of(optimizer)
+    if extended is None or not extended.has_several_groups or len(with_inner(optimizer)) > 1:
         return False  # An optimizer inside of another one makes the update.
     replica = replica_context.current()  # The first replica makes the updates of its group.
     return replica is None or (replica.index == 0 and not replica_context.is_trial())

@@ -14,11 +14,11 @@ from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.keras_hooks.optimizer import ELEMENTWISE
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.parameter_server import fused_adam, fused_reads
-from tfdist.strategies.parameter_server.placement import ServerExtended
+from tfdist.strategies.parameter_server.placement import ServerExtended, extended_of
 from tfdist.strategies.parameter_server.relative_assigns import Change
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.private_api import KerasVariable, in_stateless_scope, patches
-from tfdist.strategies.variable_base import shard_scope
+from tfdist.strategies.variable_base import shard_scope, take_rows
 
 
 def install() -> None:
@@ -30,7 +30,7 @@ def install() -> None:
         method.patch(_decay_of_muon)
     patches.UPDATE_AVERAGES.patch(_update_averages)
     for name, method in patches.ASSIGN_IN_PLACE.items():
-        method.patch(_assign_add if name == "assign_add" else _assign_sub)
+        method.patch(_IN_PLACE[name])
     patches.SPARSE_READ.add(_sparse_read)
     patches.TAKE.patch(_take)
     fused_adam.install()
@@ -106,8 +106,7 @@ def _update_step(
 
 def _update_averages(original: Callable[..., Any], optimizer: Any, trainable_variables: Any) -> None:
     """Computes each moving average on the ps that holds it."""
-    extended = getattr(optimizer._distribution_strategy, "extended", None)
-    if not isinstance(extended, ServerExtended):
+    if (extended := extended_of(optimizer)) is None:
         original(optimizer, trainable_variables)
         return
     # Keras begins with the weights in the step with the number 0. Of several groups another step may be first.
@@ -133,8 +132,7 @@ def _average_of_groups(average: Any, variable: Any, momentum: float) -> None:
 
 def _elementwise(original: Callable[..., Any], optimizer: Any, *args: Any) -> Any:
     """Updates each shard by itself."""
-    extended = getattr(optimizer._distribution_strategy, "extended", None)
-    if not isinstance(extended, ServerExtended):
+    if (extended := extended_of(optimizer)) is None:
         return original(optimizer, *args)
     with extended.elementwise_updates(True):
         return original(optimizer, *args)
@@ -142,8 +140,7 @@ def _elementwise(original: Callable[..., Any], optimizer: Any, *args: Any) -> An
 
 def _decay_of_muon(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
     """Subtracts on the ps, as for other optimizers. Keras assigns what a worker computes: updates of other groups are lost."""
-    extended = getattr(optimizer._distribution_strategy, "extended", None)
-    if not isinstance(extended, ServerExtended):
+    if (extended := extended_of(optimizer)) is None:
         return original(optimizer, variables)
 
     def subtract(variable: Any, decay: Any) -> None:
@@ -162,18 +159,17 @@ def _decay_of_muon(original: Callable[..., Any], optimizer: Any, variables: Any)
 # addition is lost, `optimizer.iterations` counts too few steps, and learning-rate schedules run late.
 
 
-def _assign_add(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    if not _is_on_ps(variable) or replica_context.is_trial():
-        return original(variable, value)
-    _note(variable)
-    return variable._value.assign_add(_broadcast(value, variable._value))
+def _in_place(method: str) -> Callable[..., Any]:
+    def assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+        if not _is_on_ps(variable) or replica_context.is_trial():
+            return original(variable, value)
+        _note(variable)
+        return getattr(variable._value, method)(_broadcast(value, variable._value))
+
+    return assign
 
 
-def _assign_sub(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    if not _is_on_ps(variable) or replica_context.is_trial():
-        return original(variable, value)
-    _note(variable)
-    return variable._value.assign_sub(_broadcast(value, variable._value))
+_IN_PLACE = {name: _in_place(name) for name in patches.ASSIGN_IN_PLACE}
 
 
 def _broadcast(value: Any, variable: Any) -> Any:
@@ -198,21 +194,14 @@ def _sparse_read(variable: Any, indices: Any, name: str | None = None) -> Any:
 
 
 def _take(original: Callable[..., Any], x: Any, indices: Any, axis: int | None = None) -> Any:
-    """Looks up rows of a table on the ps as Keras does. Keras would read the table whole to learn how many rows it has.
-
-    Those that a sparse tensor names are looked up as those of a dense one: row 0 for what is not there.
-    """
+    """Looks up rows of a table on the ps as Keras does. Keras would read the table whole to learn how many rows it has."""
     if not (isinstance(x, KerasVariable) and _is_on_ps(x) and len(x.shape) == 2 and axis == 0):
         return original(x, indices, axis)
-    if isinstance(indices, tf.SparseTensor):
-        indices = tf.sparse.to_dense(tf.sparse.reorder(indices))
 
     def look_up(numbers: Any) -> Any:
         return tf.gather(x, tf.where(numbers < 0, numbers + tf.cast(x.shape[0], numbers.dtype), numbers), axis=0)
 
-    if isinstance(indices, tf.RaggedTensor):
-        return indices.with_flat_values(look_up(indices.flat_values))
-    return look_up(tf.convert_to_tensor(indices))
+    return take_rows(look_up, indices)
 
 
 def _is_on_ps(variable: Any) -> bool:

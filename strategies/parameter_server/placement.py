@@ -16,14 +16,13 @@ from tfdist.strategies.coordinator.critical_section import critical_section
 from tfdist.strategies.coordinator.extended import GroupExtended, SharedByReplicas, unwrapped, update_on
 from tfdist.strategies.coordinator.members.worker_groups import WorkerGroup
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
-from tfdist.strategies.model_parallel.shard_updates import for_shards
 from tfdist.strategies.model_parallel.split_variable import SplitVariable
 from tfdist.strategies.model_parallel.variables import current_column
 from tfdist.strategies.parameter_server import fused_reads
 from tfdist.strategies.parameter_server.relative_assigns import Change, change_of
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.private_api.overrides import overrides
-from tfdist.strategies.variable_base import InShards, shard_scope
+from tfdist.strategies.variable_base import InShards, on_shards
 
 MIN_SHARD_BYTES = 256 * 1024
 """A variable is split if every shard has at least this size. The default of TensorFlow's `MinSizePartitioner`."""
@@ -154,7 +153,7 @@ class ServerExtended(GroupExtended):
         for gradient, wrapper in gradients_and_variables:
             variable = unwrapped(wrapper)
             if self._tfdist_elementwise and isinstance(variable, InShards) and gradient is not None:
-                for number, piece in enumerate(_pieces(variable, gradient)):
+                for number, piece in enumerate(variable.for_shards(gradient)):
                     by_ps[variable.shards[number].device][number].append((piece, wrapper))
             else:
                 by_ps[variable.device][None].append((gradient, wrapper))
@@ -181,14 +180,18 @@ class ServerExtended(GroupExtended):
             # If it is sharded and not elementwise: read as a whole where its first shard is, and written back in pieces.
             result = _update_on_ps(variable.device, variable, fn, args, kwargs)
             return result if group else tf.nest.map_structure(self._local_results, result)
-        pieces = [_pieces(variable, value) for value in args]
-        named = {name: _pieces(variable, value) for name, value in kwargs.items()}
-        for number, shard in enumerate(variable.shards):
-            with shard_scope(number):
-                _update_on_ps(
-                    shard.device, variable, fn, [p[number] for p in pieces], {name: p[number] for name, p in named.items()}
-                )
-        return variable
+
+        def update(shard: Any, function: Any, args: Any, kwargs: Any, group: bool) -> Any:
+            del group
+            return _update_on_ps(shard.device, shard, function, args, kwargs)
+
+        return on_shards(update, variable, fn, args, kwargs, group)
+
+
+def extended_of(optimizer: Any) -> ServerExtended | None:
+    """Returns the `ServerExtended` of the strategy of an optimizer of Keras; None if it has another strategy."""
+    extended = getattr(getattr(optimizer, "_distribution_strategy", None), "extended", None)
+    return extended if isinstance(extended, ServerExtended) else None
 
 
 class _Shared(SharedByReplicas):
@@ -214,18 +217,3 @@ def _device(ps: int) -> str:
 
 def _ps_of(variable: Any) -> int:
     return tf.DeviceSpec.from_string(variable.device).task or 0
-
-
-def _pieces(variable: InShards, value: Any) -> list[Any]:
-    """Returns an argument of an update for each shard: its part of a tensor of the variable's shape, anything else as it is."""
-    if isinstance(variable, SplitVariable):
-        return list(for_shards(value, variable))
-    assert isinstance(variable, ShardedVariable)
-    whole = variable._shape
-    if isinstance(value, tf.IndexedSlices):
-        return variable.split(value)
-    is_dense = tf.is_tensor(value) and not hasattr(value, "handle")
-    if not is_dense or value.shape.rank != whole.rank or not value.shape.is_compatible_with(whole):
-        return [value] * len(variable.shards)
-    # A step may learn only when it runs how many features a batch has.
-    return variable.split(value if value.shape == whole else tf.ensure_shape(value, whole))

@@ -3,7 +3,6 @@
 TensorFlow's own methods use the handle of a variable, and that is the first shard: rows of others would be lost.
 """
 
-from collections.abc import Iterator
 from functools import partialmethod
 from typing import Any
 
@@ -14,14 +13,10 @@ from tfdist.strategies.variable_base import InShards, VariableBase
 
 
 class RowAccess(InShards):
-    """What `ShardedVariable` computes by row numbers. Subclasses implement `_write`, `sparse_read` and `_split_rows`."""
+    """What `ShardedVariable` computes by row numbers. Subclasses implement `_write` and `sparse_read`."""
 
     def sparse_read(self, indices: Any, name: Any = None) -> Any:
         """Looks rows up, as `tf.Variable.sparse_read`."""
-        raise NotImplementedError
-
-    def _split_rows(self, flat: Any) -> Iterator[tuple[Any, Any, Any]]:
-        """Yields each shard, the positions in `flat` of the rows that it holds, and their numbers in the shard."""
         raise NotImplementedError
 
     def gather_nd(self, indices: Any, name: Any = None) -> Any:
@@ -115,16 +110,9 @@ class RowAccess(InShards):
             )
         return self._scatter(method, tf.IndexedSlices(updates, indices[..., 0]))
 
-    # As the methods of `tf.Variable` with these names; those with `nd` take whole rows.
-    scatter_add = partialmethod(_scatter, "scatter_add")
-    scatter_sub = partialmethod(_scatter, "scatter_sub")
-    scatter_update = partialmethod(_scatter, "scatter_update")
-    scatter_max = partialmethod(_scatter, "scatter_max")
-    scatter_min = partialmethod(_scatter, "scatter_min")
-    scatter_mul = partialmethod(_scatter, "scatter_mul")
-    scatter_div = partialmethod(_scatter, "scatter_div")
-    scatter_nd_add = partialmethod(_scatter_nd, "scatter_add")
-    scatter_nd_sub = partialmethod(_scatter_nd, "scatter_sub")
-    scatter_nd_update = partialmethod(_scatter_nd, "scatter_update")
-    scatter_nd_max = partialmethod(_scatter_nd, "scatter_max")
-    scatter_nd_min = partialmethod(_scatter_nd, "scatter_min")
+
+# As the methods of `tf.Variable` with these names; those with `nd` take whole rows.
+for _method in ("add", "sub", "update", "max", "min", "mul", "div"):
+    setattr(RowAccess, f"scatter_{_method}", partialmethod(RowAccess._scatter, f"scatter_{_method}"))
+for _method in ("add", "sub", "update", "max", "min"):
+    setattr(RowAccess, f"scatter_nd_{_method}", partialmethod(RowAccess._scatter_nd, f"scatter_{_method}"))

@@ -5,7 +5,7 @@ itself, each ps updates its rows (`shard_scope`). Of a table, only rows that are
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +21,7 @@ from tfdist.strategies.private_api import (
     variable_accessed,
 )
 from tfdist.strategies.private_api.overrides import overrides
+from tfdist.strategies.variable_base import rows_by_part
 
 
 class ServerVariable(CachingVariable):
@@ -87,6 +88,13 @@ class ServerVariable(CachingVariable):
         record_operation("ResourceGather", [found], [self.handle], gradient)
         return found
 
+    def gather_nd(self, indices: Any, name: Any = None) -> Any:
+        """Looks up elements or slices by their indices, as `tf.Variable.gather_nd`."""
+        if not tf.executing_eagerly():
+            return super().gather_nd(indices, name)
+        # TensorFlow's operation takes a variable of another task for a scalar.
+        return tf.gather_nd(self.read_value(), indices, name=name)
+
     def _in_place(self, value: Any) -> Any:
         return fused_reads.current().read_in_place(self, value)
 
@@ -135,6 +143,18 @@ def _operator(name: str) -> Any:
     return lambda variable, *args: method(variable.value(), *args)
 
 
+def _scattered(method: str) -> Any:
+    def scatter(variable: ServerVariable, indices: Any, updates: Any, name: Any = None) -> Any:
+        if not tf.executing_eagerly():
+            return getattr(CachingVariable, method)(variable, indices, updates, name)
+        updates = tf.convert_to_tensor(updates, variable.dtype)
+        return variable.assign(getattr(tf, f"tensor_{method}")(variable.read_value(), indices, updates))  # See `gather_nd`.
+
+    return scatter
+
+
+for _name in ("scatter_nd_add", "scatter_nd_sub", "scatter_nd_update", "scatter_nd_max", "scatter_nd_min"):
+    setattr(ServerVariable, _name, _scattered(_name))
 # TensorFlow's read the variable at each use.
 for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__", "__getitem__"}:
     setattr(ServerVariable, _name, _operator(_name))
@@ -208,7 +228,7 @@ class ShardedVariable(RowAccess):
         with stop_recording():
             flat = tf.reshape(indices, [-1])
             places, rows = [], []
-            for shard, chosen, local in self._split_rows(flat):
+            for shard, (chosen, local) in zip(self.shards, rows_by_part(flat, self.offsets), strict=True):
                 places.append(chosen)
                 rows.append(shard.read_rows(local, rounded))
             found = tf.cast(tf.dynamic_stitch(places, rows), self.dtype)
@@ -224,28 +244,11 @@ class ShardedVariable(RowAccess):
         record_operation("ResourceGather", [found], [self.handle], gradient)
         return found
 
-    def _split_rows(self, flat: Any) -> Iterator[tuple[Any, Any, Any]]:
-        """Splits row numbers by shard.
-
-        Args:
-            flat: row numbers, int [n].
-
-        Yields:
-            For each shard: the shard, the positions in `flat` of the rows that it holds, and their row numbers in the shard.
-        """
-        last = len(self.shards) - 1
-        for number, shard in enumerate(self.shards):
-            begin, end = self.offsets[number], self.offsets[number + 1]
-            # Rows that do not exist go to the first or last shard, whose lookup then fails.
-            held = (flat >= begin if number else flat >= flat.dtype.min) & (flat < end if number < last else flat >= begin)
-            chosen = tf.cast(tf.reshape(tf.where(held), [-1]), tf.int32)
-            yield shard, chosen, tf.gather(flat, chosen) - begin
-
     def split(self, value: Any) -> list[Any]:
-        """Splits a tensor of the whole shape, or IndexedSlices of it, into one for each shard."""
+        """See `InShards`."""
         if isinstance(value, tf.IndexedSlices):
             pieces = []
-            for shard, chosen, local in self._split_rows(value.indices):
+            for shard, (chosen, local) in zip(self.shards, rows_by_part(value.indices, self.offsets), strict=True):
                 shape = tf.constant(shard.shape.as_list(), value.indices.dtype)
                 pieces.append(tf.IndexedSlices(tf.gather(value.values, chosen), local, shape))
             return pieces

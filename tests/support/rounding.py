@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 
-def equal(one: Any, ours: Any) -> bool:
+def equal(one: Any, ours: Any, rounding: float = 1e-5) -> bool:
     """Returns whether nested lists and dicts of numbers are equal up to rounding."""
     if isinstance(one, dict):
-        return one.keys() == ours.keys() and all(equal(one[key], ours[key]) for key in one)
+        return one.keys() == ours.keys() and all(equal(one[key], ours[key], rounding) for key in one)
     if isinstance(one, list):
-        return len(one) == len(ours) and all(map(equal, one, ours))
-    return bool(ours == pytest.approx(one, rel=1e-5, abs=1e-5))
+        return len(one) == len(ours) and all(equal(a, b, rounding) for a, b in zip(one, ours, strict=True))
+    return bool(ours == pytest.approx(one, rel=rounding, abs=rounding))

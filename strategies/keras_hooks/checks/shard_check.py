@@ -107,7 +107,8 @@ class ShardCheck:
         replicas: how many replicas share a batch.
         as_replica: returns a context in which the step is traced as that of one replica of this process.
         of_chief: takes numbers and returns those of the first task; all tasks call it.
-        warns: whether this task logs what is found. All tasks have to try the step out, because a collective may be traced.
+        warns: whether this task finds out what is to be said. All have to try the step out: a collective may be traced.
+        logs: whether it says that.
     """
 
     def __init__(
@@ -119,8 +120,10 @@ class ShardCheck:
         as_replica: Callable[[], contextlib.AbstractContextManager[Any]],
         of_chief: Callable[[Any], Any] = lambda numbers: numbers,
         warns: bool = True,
+        logs: bool = True,
     ) -> None:
-        self._model, self._strategy, self._replicas, self._warns = model, strategy, replicas, warns
+        self._model, self._strategy, self._replicas = model, strategy, replicas
+        self._warns, self._logs = warns, logs
         self._trains = step == model.train_step
         self._step = without_optionals(model, step)
         self._as_replica, self._of_chief = as_replica, of_chief
@@ -160,7 +163,7 @@ class ShardCheck:
             self._warn(outcome.what)
         elif self._warns and outcome.integer is not None:
             self._warn(self._what_is_assigned(outcome.integer))
-        outcome.metrics.apply(self._of_chief, self._warns)
+        outcome.metrics.apply(self._of_chief, self._logs)
         self._traced, self._branches = None, ()  # Their graphs are as large as that of the step.
 
     def _with_sums_in_full(self, outcome: "_Outcome", halves: Any, size: int) -> "_Outcome":
@@ -194,7 +197,7 @@ class ShardCheck:
                 return outcome
         except Exception as error:  # The real step shows the user's errors; an answer here is only wanted if there is one.
             _log.debug("the step of %s was not tried out on parts of a batch: %r", self._model.name, error)
-            if self._traced is not None and self._warns and self._works_with(halves[0], size):
+            if self._traced is not None and self._warns and self._works_with(halves[0], size) and self._logs:
                 _log.warning(
                     "the step of %s (%s) works with a batch of %d examples and not with a part of it, and %d replicas share "
                     "each batch: it has the size of a batch written in it. Take that from the tensors (ops.shape(x)[0])",
@@ -332,7 +335,7 @@ class ShardCheck:
 
     def _warn_of(self, what: str) -> None:
         """Logs a warning, once for each model, that its step cannot be tried out, and why."""
-        if not is_first_warning(self._model, what):
+        if not self._logs or not is_first_warning(self._model, what):
             return
         _log.warning(
             "it was not checked whether the training of %s (%s) equals that in one process: %s. It does if an update is a mean "
@@ -342,7 +345,7 @@ class ShardCheck:
 
     def _warn_of_tests(self, variable: str) -> None:
         """Logs a warning, once for each model, that a metric has a variable of TensorFlow."""
-        if is_first_warning(self._model, variable):
+        if self._logs and is_first_warning(self._model, variable):
             _log.warning(
                 "evaluate of %s (%s) may differ from that in one process, because %d replicas share each batch: a metric or "
                 "layer assigns the tf.Variable %s, of which every replica keeps its own, and the first one's counts. Make it "
@@ -351,7 +354,7 @@ class ShardCheck:
             )
 
     def _warn(self, what: str) -> None:
-        if is_first_warning(self._model, what):
+        if self._logs and is_first_warning(self._model, what):
             _log.warning(
                 "the training of %s (%s) differs from that in one process, because %d replicas share each batch: %s",
                 *(self._model.name, type(self._model).__name__, self._replicas, what),
@@ -384,7 +387,9 @@ class ShardCheck:
                 self._integer = next(iter(state.integers), None) if self._trains else None
                 self._unseen = next(iter(state.unseen), None)
                 self._reads_replicas, self._branches = state.reads_replicas, state.branches
-                return summary([value for _, value in (*recorded, *counted, *added)])
+                projections, norms = summary([value for _, value in (*recorded, *counted, *added)])
+                alike = getattr(self._strategy.extended, "alike", tf.identity)
+                return alike(projections), alike(norms)
 
         signature = mapped(lambda v: tf.TensorSpec([None, *v.shape[1:]], v.dtype), example)
         return tf.function(trial, autograph=False).get_concrete_function(signature, tf.TensorSpec([], tf.int32))

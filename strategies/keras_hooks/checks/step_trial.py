@@ -42,8 +42,9 @@ _RAISES = ("Assert", "CheckNumerics", "CheckNumericsV2")  # `keras.ops.cholesky`
 _LOOKUPS = ("LookupTableFindV2", "LookupTableSizeV2", "HashTableV2")
 _MAKES_EMPTY = ("Empty",)  # As `keras.ops.ctc_loss`, which then fills it. TensorFlow calls it stateful.
 _OF_GPUS = ("CudnnRNNV3", "CudnnRNNBackpropV3")  # Of Keras' recurrent layers. They draw for a dropout, which Keras leaves at 0.
+_OF_TASKS = ("CollectiveReduceV2", "CollectiveGatherV2")  # Of one replica (`model_parallel`): all of them run the trial.
 _CONTAINERS = ("StatefulPartitionedCall", "If", "While", "Case")
-_HARMLESS = frozenset((*_READS, *_RAISES, *_LOOKUPS, *_MAKES_EMPTY, *_OF_GPUS, *_CONTAINERS))
+_HARMLESS = frozenset((*_READS, *_RAISES, *_LOOKUPS, *_MAKES_EMPTY, *_OF_GPUS, *_OF_TASKS, *_CONTAINERS))
 """Stateful operations that a trial may run: they change nothing, and give the same result again."""
 
 _OF_VARIABLES = ("initial_value", "trainable", "name", "dtype", "aggregation", "synchronization", "shape")
@@ -183,14 +184,22 @@ def summary(recorded: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
 
     The projection of a sum is the sum of the projections. They are compared in place of the tensors, which may fill a device.
     """
-    flat = [_with_places(value) for value in recorded]
-    if not flat:
-        return tf.zeros([0, _PROJECTIONS]), tf.zeros([0])
-    projections = []
-    for vector, numbers in flat:
-        places = tf.cast(numbers % 8191, tf.float32)
-        projections.append([tf.reduce_sum(vector * tf.cos(places * (1.0 + 0.7 * k) + k)) for k in range(_PROJECTIONS)])
-    return tf.convert_to_tensor(projections), tf.stack([tf.norm(vector) for vector, _ in flat])
+    numbers = tf.stack([_numbers(value) for value in recorded]) if recorded else tf.zeros([0, 1 + _PROJECTIONS])
+    return numbers[:, 1:], tf.sqrt(numbers[:, 0])
+
+
+def _numbers(value: Any, first: Any = 0) -> tf.Tensor:
+    """Returns the square of the norm of a tensor, and its projections, [1 + projections], given the place of its first number.
+
+    Of one in parts (`model_parallel`) it is the sum of the parts', each computed where the part is.
+    """
+    if isinstance(value, tf.experimental.ExtensionType):
+        size = tf.size(value.parts[0])
+        return value.added([_numbers(part, size * (value.first + number)) for number, part in value.placed()])
+    vector, numbers = _with_places(value)
+    places = tf.cast((numbers + first) % 8191, tf.float32)
+    waves = [tf.cos(places * (1.0 + 0.7 * k) + k) for k in range(_PROJECTIONS)]
+    return tf.stack([tf.reduce_sum(vector * factor) for factor in (vector, *waves)])
 
 
 def _with_places(value: Any) -> tuple[tf.Tensor, tf.Tensor]:

@@ -8,6 +8,7 @@ here. A step may look up both in one table: the gradient of the table then has p
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.private_api import is_stateful_operation
@@ -130,7 +131,7 @@ def _of_known_shape(slices: tf.IndexedSlices, rows: Any, table: Any) -> tf.Index
     if slices.values.shape.is_fully_defined():
         return slices
     shape = getattr(table, "shape", [None])
-    if not _is_from(rows, "Range") or shape[0] is None or not slices.values.shape[1:].is_fully_defined():
+    if not _has_each_once(rows) or shape[0] is None or not slices.values.shape[1:].is_fully_defined():
         return None
     size = tf.constant([shape[0], *slices.values.shape[1:]], slices.indices.dtype)
     values = tf.scatter_nd(slices.indices[:, None], slices.values, size)
@@ -138,11 +139,40 @@ def _of_known_shape(slices: tf.IndexedSlices, rows: Any, table: Any) -> tf.Index
     return tf.IndexedSlices(values, tf.range(shape[0], dtype=slices.indices.dtype), slices.dense_shape)
 
 
+def are_positions(rows: Any) -> bool:
+    """Returns whether a tensor surely has the same rows whatever the batch is, and none of them twice."""
+    return tf.is_symbolic_tensor(rows) and not depends_on_batch(rows) and _has_each_once(rows)
+
+
+def _has_each_once(rows: Any) -> bool:
+    """Returns whether no row surely comes twice in a tensor that does not depend on the batch."""
+    if _is_from(rows, "Range"):
+        return True
+    constant = tf.get_static_value(_source(rows))
+    return constant is not None and len(np.unique(constant)) == constant.size
+
+
 def _is_from(rows: Any, kind: str) -> bool:
-    """Returns whether a tensor has the elements of the first output of an operation of this type, in their order."""
-    while rows.op.type in _KEEP_ORDER or (rows.op.type == "SelectV2" and _counts_from_end(rows.op)):
-        rows = rows.op.inputs[2 if rows.op.type == "SelectV2" else 0]
-    return bool(rows.op.type == kind and rows.value_index == 0)
+    """Returns whether a tensor has rows of the first output of an operation of this type, in their order."""
+    source = _source(rows)
+    return bool(source.op.type == kind and source.value_index == 0)
+
+
+def _source(rows: Any) -> Any:
+    """Returns the tensor that has the rows of a lookup: all those of `rows`, or also those of other parts of the table.
+
+    Of a table in parts (`variable_base.rows_by_part`) each part looks up its own rows, by their numbers in the part.
+    """
+    while True:
+        operation = rows.op
+        is_moved = operation.type in ("AddV2", "Sub") and operation.inputs[1].shape.rank == 0
+        is_of_part = operation.type == "GatherV2" and _is_from(operation.inputs[1], "Where")
+        if operation.type in _KEEP_ORDER or is_moved or is_of_part:
+            rows = operation.inputs[0]
+        elif operation.type == "SelectV2" and _counts_from_end(operation):
+            rows = operation.inputs[2]
+        else:
+            return rows
 
 
 def depends_on_batch(value: Any, is_own: Callable[[Any], bool] = lambda read: False, of_random: bool = True) -> bool:

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas import same_rows
+from tfdist.strategies.variable_base import rows_by_part
 
 POSITIONS = tf.Variable([0, 2, 1], dtype=tf.int32)
 GENERATOR = keras.random.SeedGenerator(1)
@@ -104,6 +105,32 @@ def test_rows_that_a_lookup_of_sparse_tensors_has_once_come_once_after_the_sum()
     rows, values = step(tf.constant([3, 1, 3]))
     np.testing.assert_array_equal(rows, [3, 1])
     np.testing.assert_allclose(values, [[4.0, 4.0], [2.0, 2.0]])
+
+
+@pytest.mark.parametrize(
+    ("rows", "are_positions"),
+    [
+        (lambda x: tf.range(3), True),
+        (lambda x: tf.range(tf.shape(x)[1]), True),
+        (lambda x: tf.constant([2, 0]), True),
+        (lambda x: tf.constant([2, 2]), False),
+        (lambda x: tf.range(tf.shape(x)[1]) // 2, False),
+        (lambda x: tf.unique(tf.reshape(x, [-1]))[0], False),
+    ],
+)
+def test_each_part_of_a_table_knows_positions_and_rows_that_come_once(rows, are_positions):
+    table = tf.Variable(tf.ones([4, 2]))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32)])
+    def step(x):
+        numbers = rows(x)
+        parts = [local + begin for (_, local), begin in zip(rows_by_part(numbers, [0, 2, 4]), (0, 2), strict=True)]
+        assert [same_rows.are_positions(each) for each in parts] == [are_positions] * 2
+        slices = tf.IndexedSlices(tf.ones([tf.size(numbers), 2]), tf.concat(parts, axis=0), [4, 2])
+        kinds = {kind for _, kind in same_rows.pieces_of(slices, table)}
+        assert kinds == {same_rows.DISTINCT} or numbers.op.type != "Unique"
+
+    step.get_concrete_function()
 
 
 def test_other_gradients_and_steps_that_run_eagerly_are_not_looked_at():

@@ -78,22 +78,36 @@ GROUPS = "cluster { nworker_groups: 2 nworkers_per_group: 2 nserver_groups: 1 ns
 ALL_STEPS = (*WARNED, *UNCHECKED, *METRICS, *TESTS, *EQUAL)
 CLUSTERS = {
     "mirrored": ("cluster { nworkers_per_group: 2 nworkers_per_procs: 2 }", ALL_STEPS),
+    "mirrored, 2 x 2": (
+        "cluster { nworkers_per_group: 4 nworkers_per_procs: 4 }",
+        (*FEW, "clips_gradients_when_they_are_large"),
+        *("--partition=kernel=rows", "--partition_devices=2"),
+    ),
+    "multi_worker_mirrored, 2 x 2": (  # A replica is in two tasks.
+        "cluster { nworkers_per_group: 4 }",
+        (*FEW, "clips_gradients_when_they_are_large"),
+        *("--partition=kernel=rows", "--partition_tasks=2"),
+    ),
     "multi_worker_mirrored": ("cluster { nworkers_per_group: 2 }", ALL_STEPS if selection.ALL else FEW),
     "parameter_server": (GROUPS, FEW),
     "hogwild": (GROUPS, FEW),
 }
 
 
+FOR_A_RELEASE = ("hogwild", "multi_worker_mirrored, 2 x 2")
+
+
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=pytest.mark.release) if name == "hogwild" else name for name in CLUSTERS],
+    params=[pytest.param(name, marks=pytest.mark.release) if name in FOR_A_RELEASE else name for name in CLUSTERS],
 )
 def messages(request, tmp_path_factory, run_python):
     """What the first task of a cluster logs, by case."""
-    description, cases = CLUSTERS[request.param]
+    description, cases, *flags = CLUSTERS[request.param]
     folder = tmp_path_factory.mktemp("shared_batches")
     (folder / "cluster.conf").write_text(description)
-    launch = ("-m", "tfdist.launch", "--cluster", "cluster.conf", "--strategy", request.param)
+    strategy = request.param.partition(",")[0]
+    launch = ("-m", "tfdist.launch", "--cluster", "cluster.conf", "--strategy", strategy, *flags)
     assert run_python(folder, *launch, str(PROGRAMS / "shared_batches.py"), "--", *cases, timeout=250) == 0, (
         folder / "output.txt"
     ).read_text()[-5000:]

@@ -21,6 +21,12 @@ def model_parallel(shape, names=("batch", "model"), batch="batch"):
     return keras.distribution.ModelParallel(layout_map=keras.distribution.LayoutMap(mesh), batch_dim_name=batch)
 
 
+def with_own_shards(distribution):
+    """The program shards the data."""
+    distribution.auto_shard_dataset = False
+    return distribution
+
+
 @pytest.mark.parametrize(
     "shape, names, rows",
     [
@@ -58,6 +64,7 @@ def test_a_replica_has_the_devices_of_several_tasks():
         (model_parallel((2, 6)), 3, "a replica has 6 devices, and a task has 4"),
         (model_parallel((1, 2, 2), ("batch", "rows", "columns")), 1, "2 axes (rows, columns)"),
         (model_parallel((2, 2), ("data", "model"), "batch"), 1, "none is the distribution's batch_dim_name 'batch'"),
+        (with_own_shards(model_parallel((2, 4))), 2, "every task would train on a part of its part"),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_refused(distribution, tasks, message):
@@ -107,6 +114,14 @@ def test_an_output_of_unknown_length_stays_whole():
     layout = keras.distribution.TensorLayout((None, "model", None), model_parallel((1, 2)).device_mesh)
     assert sharded_axis(layout, "an output of a layer", (None, None, 8), mesh) is None
     assert sharded_axis(layout, "an output of a layer", (None, 6, 8), mesh) == 1
+
+
+def test_each_of_several_outputs_of_a_layer_is_split(monkeypatch):
+    variables.install()
+    monkeypatch.setattr(tf.distribute.get_strategy().extended, "mesh", LocalMesh((("CPU:0", "CPU:0"),), "model"), raising=False)
+    layout = keras.distribution.TensorLayout((None, "model"), model_parallel((1, 2)).device_mesh)
+    outputs = keras.distribution.distribute_tensor((tf.ones((4, 8)), {"scores": tf.ones((4, 2)), "none": None}), layout)
+    assert [getattr(each, "axis", None) for each in tf.nest.flatten(outputs)] == [1, None, 1]
 
 
 def test_the_axis_of_the_batch_is_left_out_with_a_warning(caplog):

@@ -3,31 +3,22 @@
 import operator
 from types import SimpleNamespace
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
+from split_tensors import split, values
 
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.model_parallel import rules, tensorflow_functions
-from tfdist.strategies.model_parallel.split_tensor import SplitTensor
 from tfdist.strategies.model_parallel.split_variable import SplitVariable
-
-RNG = np.random.default_rng(0)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def installed():
     rules.install()
     tensorflow_functions.install()
-
-
-def values(*shape):
-    return RNG.normal(size=shape).astype("float32")
-
-
-def split(value, axis, parts=2):
-    return SplitTensor(parts=tuple(tf.split(value, parts, axis=axis)), axis=axis, devices=("CPU:0",) * parts)
 
 
 @pytest.mark.parametrize("operation", [operator.add, ops.multiply, tf.maximum])
@@ -53,10 +44,33 @@ def test_the_shape_of_a_split_tensor_needs_no_whole_one(known):
     assert "ConcatV2" not in {each.type for each in shapes.get_concrete_function().graph.get_operations()}
 
 
+def sharded(value, axis):
+    parts = [tf.Variable(part) for part in np.split(value, 2, axis=axis)]
+    return SplitVariable(parts, axis, keras.Variable(0.0, name="kernel"), SimpleNamespace(extended=None), range(2), 2)
+
+
 def test_a_step_may_ask_for_the_shape_of_a_sharded_variable():
-    parts = [tf.Variable(part) for part in np.split(values(4, 6), 2, axis=1)]
-    kernel = SplitVariable(parts, 1, "kernel", SimpleNamespace(extended=None), range(2), 2)
+    kernel = sharded(values(4, 6), 1)
     with replica_context.entered(replica_context.Replica(None, 0, None)):
         assert tf.shape(kernel).numpy().tolist() == [4, 6]
         with pytest.raises(ValueError, match="kernel is sharded over 2 devices, and this step reads it as a whole"):
             tf.reverse(kernel, [0])
+
+
+def test_a_sharded_variable_has_the_name_of_a_whole_one():
+    """Patterns of `exclude_from_weight_decay` are looked for in it."""
+    assert sharded(values(4, 6), 1).name == tf.Variable(0.0, name="kernel").name
+
+
+def test_a_product_with_a_sharded_variable_needs_no_whole_tensor():
+    x, kernel = values(4, 6), values(6, 2)
+    variable = sharded(kernel, 0)
+
+    @tf.function
+    def product(x):
+        with replica_context.entered(replica_context.Replica(None, 0, None)):
+            return split(x, 1) @ variable
+
+    np.testing.assert_allclose(product(tf.constant(x)), x @ kernel, rtol=1e-5)
+    operations = product.get_concrete_function(tf.constant(x)).graph.get_operations()
+    assert not any(each.outputs[0].consumers() for each in operations if each.type == "ConcatV2")

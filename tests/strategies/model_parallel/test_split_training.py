@@ -4,12 +4,13 @@ import json
 
 import pytest
 import selection
+from rounding import equal
 from support_paths import PROGRAMS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 PROGRAM = str(PROGRAMS / "split_models.py")
-FOR_A_RELEASE = (  # Kernels by columns, slots, own steps and tables are in other cases and meshes, too.
+FOR_A_RELEASE = (  # What these do is in other cases and meshes, or in test_rules.py, too.
     "every_kernel_by_columns_also_the_last",
     "rmsprop_with_regularized_kernels",
     "gradient_accumulation",
@@ -23,11 +24,13 @@ FOR_A_RELEASE = (  # Kernels by columns, slots, own steps and tables are in othe
     "loss_scaling",
     "adamw_with_decay_clipping_and_averages",
     "an_embedding_by_rows",
+    "jit_compile",
+    "a_layer_of_sparse_inputs_by_rows",
+    "attention_with_a_mask_of_two_axes",
 )
 ONE_REPLICA = (
     "many_steps_of_adam",
     "clipping_by_the_norm_of_all_gradients",
-    "jit_compile",
     "a_gated_subclassed_model",
     "layouts_of_activations",
     "convolutions",
@@ -35,8 +38,6 @@ ONE_REPLICA = (
     "experts_and_groups_of_heads",
     "recurrent_layers_by_columns",
     "functions_of_tensors_by_columns",
-    "a_layer_of_sparse_inputs_by_rows",
-    "attention_with_a_mask_of_two_axes",
     "built_in_fit",
     "functions_of_tensorflow_by_columns",
     "a_table_looked_up_by_tensorflow",
@@ -49,6 +50,7 @@ TWO_REPLICAS = (
     "an_embedding_by_rows",
     "a_transformer",
     "own_train_step_that_assigns_weights",
+    "a_weight_that_begins_by_the_batch",
 )
 TWO_TASKS = ("many_steps_of_adam", "an_embedding_by_rows")  # Each holds a whole replica.
 SPANNING = (  # A replica is in two tasks. The transformer has an embedding by rows.
@@ -84,15 +86,6 @@ def results(request, tmp_path_factory, run_python):
     return request.param, found
 
 
-def close(one, split, rel):
-    """Returns whether nested lists and dicts of numbers are equal up to rounding."""
-    if isinstance(one, dict):
-        return one.keys() == split.keys() and all(close(one[key], split[key], rel) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(split) and all(close(a, b, rel) for a, b in zip(one, split, strict=True))
-    return split == pytest.approx(one, rel=rel, abs=rel)
-
-
 @pytest.mark.parametrize("case", dict.fromkeys((*ONE_REPLICA, *TWO_REPLICAS, *TWO_TASKS)))
 def test_equals_one_device(results, case):
     run, tasks = results
@@ -103,8 +96,8 @@ def test_equals_one_device(results, case):
         rounding = 0.02 if case == "mixed_precision" else 2e-4  # bfloat16 has 8 bits, and partial sums are rounded one by one.
         kinds = ("history", "evaluate", "predict", "called", "weights", "slots", "saliency")
         for what in kinds[: 4 if case == "mixed_precision" else 7]:
-            assert close(result["one"][what], result["split"][what], rounding), what
-        assert close(result["split"]["predict"], result["loaded"], rounding), "loaded"
+            assert equal(result["one"][what], result["split"][what], rounding), what
+        assert equal(result["split"]["predict"], result["loaded"], rounding), "loaded"
         assert result["split"]["split"], "nothing is sharded"
 
 

@@ -4,19 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from server_variables import ROWS, on_ps
 
-from tfdist.strategies.parameter_server.optimizer import _assign_add, _assign_sub
-from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
-
-ROWS = np.arange(24, dtype="float32").reshape(6, 4)
-
-
-def on_ps(shards):
-    """A variable of Keras on this many ps tasks."""
-    variable = keras.Variable(ROWS)
-    parts = [ServerVariable(tf.Variable(part)) for part in np.split(ROWS, shards)]
-    variable._value = parts[0] if shards == 1 else ShardedVariable(parts, [0, 3, 6], "table:0")
-    return variable
+from tfdist.strategies.parameter_server.optimizer import _IN_PLACE
 
 
 @pytest.mark.parametrize("shards", [1, 2])
@@ -25,12 +15,12 @@ def on_ps(shards):
     "value", [2, 0.5, [1.0, 2.0, 3.0, 4.0], [[7.0]] * 6, ROWS], ids=["int", "float", "row", "column", "all"]
 )
 def test_what_is_added_is_broadcast(shards, traced, value):
-    variable = on_ps(shards)
+    variable = keras.Variable(ROWS)
+    variable._value = on_ps(shards)
 
     def change():
-        _assign_add(None, variable, value)
-        _assign_add(None, variable, value)
-        _assign_sub(None, variable, value)
+        for method in ("assign_add", "assign_add", "assign_sub"):
+            _IN_PLACE[method](None, variable, value)
 
     tf.function(change, autograph=False)() if traced else change()
     np.testing.assert_array_equal(variable.numpy(), ROWS + np.asarray(value, "float32"))

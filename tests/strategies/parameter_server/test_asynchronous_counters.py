@@ -7,6 +7,8 @@ import keras
 import pytest
 from support_paths import PROGRAMS
 
+from tfdist.strategies.keras_hooks import optimizer
+from tfdist.strategies.parameter_server import constraints
 from tfdist.strategies.parameter_server.asynchronous_counters import TakenSums, _stand_ins_of_sums
 from tfdist.strategies.parameter_server.constraints import warn_of_lost_updates
 
@@ -95,6 +97,15 @@ def test_averages_of_an_optimizer_of_the_models_own_begin_with_the_weights(resul
 
 def test_the_loss_scale_grows_after_its_number_of_steps(results):
     assert results["loss scale"] == [2.0**4, 0]
+
+
+@pytest.mark.parametrize("patched", [constraints, optimizer])
+def test_an_update_takes_its_variables_from_a_generator(patched):
+    """As Keras does."""
+    patched.install()
+    weight = keras.Variable([1.0, 1.0])
+    keras.optimizers.SGD(0.5).apply([keras.ops.ones(2)], (each for each in [weight]))
+    assert weight.numpy().tolist() == [0.5, 0.5]
 
 
 def test_accumulators_of_variables_that_are_overwritten_are_assigned_as_they_are():

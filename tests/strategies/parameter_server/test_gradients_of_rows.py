@@ -1,18 +1,13 @@
 """Gradients of what is looked up on ps tasks count once, also where a function is computed again for them, or is called."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import ops
+from server_variables import ROWS, on_ps
 
-from tfdist.strategies.parameter_server import fused_reads
-from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
-
-ROWS = np.arange(24, dtype=np.float32).reshape(6, 4)
-
-
-def on_ps(shards, trainable=True):
-    parts = [ServerVariable(tf.Variable(part, trainable=trainable)) for part in np.split(ROWS, shards)]
-    return parts[0] if shards == 1 else ShardedVariable(parts, [0, 3, 6], "table:0")
+from tfdist.strategies.parameter_server import fused_reads, optimizer
 
 
 def looked_up(table):
@@ -67,6 +62,20 @@ def test_a_function_with_a_gradient_of_its_own_knows_the_table_of_its_rows_as_on
     expected = np.zeros_like(ROWS)
     expected[[1, 4]] = 3
     np.testing.assert_array_equal(step(), expected)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_rows_that_a_sparse_tensor_names_have_one_gradient_each_as_in_one_process(shards):
+    """Optimizers square the gradients of a row one by one."""
+    variable, numbers = keras.Variable(ROWS), tf.sparse.from_dense([[5, 1, 5], [1, 0, -2]])
+    variable._value = on_ps(shards)
+    with tf.GradientTape() as tape:
+        found = optimizer._take(None, variable, numbers, axis=0)
+        loss = tf.reduce_sum(found**2)
+    np.testing.assert_array_equal(found, ops.take(tf.constant(ROWS), numbers, axis=0))
+    gradient = tape.gradient(loss, variable._value)
+    assert sorted(gradient.indices.numpy()) == [0, 1, 4, 5]
+    np.testing.assert_array_equal(tf.convert_to_tensor(gradient), 2 * ROWS * [[1], [2], [0], [0], [1], [2]])
 
 
 def test_a_gradient_of_rows_through_a_function_is_refused():

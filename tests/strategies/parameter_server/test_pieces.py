@@ -3,21 +3,13 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from tfdist.strategies.parameter_server.placement import _pieces
-from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
-
-ROWS = np.arange(24, dtype=np.float32).reshape(6, 4)
-
-
-def on_ps():
-    return ShardedVariable([ServerVariable(tf.Variable(part)) for part in np.split(ROWS, 2)], [0, 3, 6], "kernel:0")
+from server_variables import ROWS, on_ps
 
 
 @pytest.mark.parametrize("shape", [[6, 4], [None, 4], [6, None], [None, None]])
 def test_a_gradient_is_split_also_if_the_step_knows_its_shape_only_when_it_runs(shape):
     kernel = on_ps()
-    pieces = tf.function(lambda value: _pieces(kernel, value), input_signature=[tf.TensorSpec(shape)], autograph=False)
+    pieces = tf.function(kernel.for_shards, input_signature=[tf.TensorSpec(shape)], autograph=False)
     assert [each.shape for each in pieces.get_concrete_function().outputs] == [(3, 4), (3, 4)]
     np.testing.assert_array_equal(pieces(tf.constant(ROWS)), np.split(ROWS, 2))
     if shape[0] is None:
@@ -27,4 +19,4 @@ def test_a_gradient_is_split_also_if_the_step_knows_its_shape_only_when_it_runs(
 
 @pytest.mark.parametrize("value", [0.5, np.float32(0.5), tf.constant(0.5), tf.constant([1.0, 2.0, 3.0, 4.0]), None])
 def test_anything_else_is_given_to_each_shard(value):
-    assert all(piece is value for piece in _pieces(on_ps(), value))
+    assert all(piece is value for piece in on_ps().for_shards(value))

@@ -3,18 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from server_variables import ROWS, on_ps
 
 from tfdist.strategies.parameter_server import fused_reads
-from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.variable_base import InShards
-
-ROWS = np.arange(24, dtype=np.float32).reshape(6, 4)
-OFFSETS = [0, 3, 6]
-
-
-def sharded():
-    shards = [ServerVariable(tf.Variable(ROWS[begin:end])) for begin, end in ((0, 3), (3, 6))]
-    return ShardedVariable(shards, OFFSETS, "table:0")
 
 
 def after(call, variable, traced):
@@ -59,8 +51,8 @@ WRITES = {
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_by_rows_reaches_the_rows_that_tensorflow_s_own_variable_changes(name, traced):
     expected = after(WRITES[name], tf.Variable(ROWS), traced)
-    np.testing.assert_array_equal(after(WRITES[name], sharded(), traced), expected)
-    np.testing.assert_array_equal(after(WRITES[name], ServerVariable(tf.Variable(ROWS)), traced), expected)
+    np.testing.assert_array_equal(after(WRITES[name], on_ps(), traced), expected)
+    np.testing.assert_array_equal(after(WRITES[name], on_ps(1), traced), expected)
 
 
 WRONG = {
@@ -80,7 +72,7 @@ WRONG = {
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("name", WRONG)
 def test_what_does_not_fit_raises_before_a_shard_is_written(name, traced):
-    variable = sharded()
+    variable = on_ps()
     with pytest.raises((ValueError, NotImplementedError, tf.errors.InvalidArgumentError)):
         after(WRONG[name], variable, traced)
     np.testing.assert_array_equal(variable.numpy(), ROWS)
@@ -88,11 +80,11 @@ def test_what_does_not_fit_raises_before_a_shard_is_written(name, traced):
 
 def test_the_error_names_the_variable_and_both_shapes():
     with pytest.raises(ValueError, match=r"assign of table:0: the variable has the shape \(6, 4\), and the value \(8, 4\)"):
-        sharded().assign(tf.ones([8, 4]))
+        on_ps().assign(tf.ones([8, 4]))
 
 
 def test_a_value_whose_rows_are_counted_when_the_function_runs_is_checked_then():
-    variable = sharded()
+    variable = on_ps()
 
     @tf.function(input_signature=[tf.TensorSpec([None, 4])])
     def assign(value):
@@ -107,7 +99,7 @@ def test_a_value_whose_rows_are_counted_when_the_function_runs_is_checked_then()
 
 def test_a_checkpoint_with_more_rows_is_not_restored(tmp_path):
     path = tf.train.Checkpoint(v=tf.Variable(tf.ones([8, 4]))).write(str(tmp_path / "saved"))
-    variable = sharded()
+    variable = on_ps()
     with pytest.raises(ValueError, match="table:0"):
         tf.train.Checkpoint(v=variable).read(path)
     np.testing.assert_array_equal(variable.numpy(), ROWS)
@@ -116,7 +108,7 @@ def test_a_checkpoint_with_more_rows_is_not_restored(tmp_path):
 @pytest.mark.parametrize("indices", [[[1]], [[5, 3], [0, 0]], [[[2], [3]]], [[[2, 1]], [[3, 2]]]])
 def test_gather_nd_and_its_gradient_are_those_of_tensorflow_s_own_variable(indices):
     found = []
-    for variable in (sharded(), tf.Variable(ROWS)):
+    for variable in (on_ps(), tf.Variable(ROWS)):
         with tf.GradientTape() as tape:
             value = tf.gather_nd(variable, indices)
             loss = tf.reduce_sum(value**2)
@@ -126,7 +118,7 @@ def test_gather_nd_and_its_gradient_are_those_of_tensorflow_s_own_variable(indic
 
 
 def test_a_variable_in_shards_refuses_by_name_what_would_change_its_first_shard_alone():
-    variable = InShards(sharded().shards, [6, 4], "weights")
+    variable = InShards(on_ps().shards, [6, 4], "weights")
     with pytest.raises(NotImplementedError, match="assigning a slice of weights cannot work: it is sharded over 2"):
         variable._strided_slice_assign([0], [1], [1], ONES, None, 0, 0, 0, 0, 0)
     with pytest.raises(NotImplementedError, match="scatter_nd_add of weights"):
@@ -135,7 +127,7 @@ def test_a_variable_in_shards_refuses_by_name_what_would_change_its_first_shard_
 
 def test_rows_that_a_vectorized_function_looks_up_have_gradients():
     fused_reads.install()
-    table = sharded()
+    table = on_ps()
 
     @tf.function(autograph=False)
     def gradients():

@@ -3,17 +3,14 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from server_variables import ROWS, on_ps
 
 from tfdist.strategies.coordinator.extended import SharedByReplicas
 from tfdist.strategies.keras_hooks.replicas import replica_context
-from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
-
-ROWS = np.arange(24, dtype=np.float32).reshape(6, 4)
 
 
 def shared(shards):
-    parts = [ServerVariable(tf.Variable(part)) for part in np.split(ROWS, shards)]
-    inner = parts[0] if shards == 1 else ShardedVariable(parts, [0, 3, 6], "table:0")
+    inner = on_ps(shards)
     return SharedByReplicas(None, inner, tf.VariableAggregation.MEAN), inner
 
 

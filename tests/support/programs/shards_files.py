@@ -42,6 +42,11 @@ with strategy.scope():
         checkpoint.restore(tf.train.latest_checkpoint(".")).assert_consumed()
         saved = np.load("prediction.npy")
         found = {name: float(np.abs(m.predict(X, verbose=0) - saved).max()) for name, m in models.items()}
+        kernel = models["weights"].layers[-1].kernel
+        expected = kernel.numpy()
+        expected[1, 2] += 1
+        kernel._value.scatter_nd_add([[1, 2]], [1.0])
+        found["elements"] = float(np.abs(tf.gather_nd(kernel._value, [[1, 2], [4, 0]]) - expected[[1, 4], [2, 0]]).max())
         shards = len(getattr(model.layers[0].embeddings._value, "shards", [0]))
         steps = [int(m.optimizer.iterations.numpy()) for m in (models["keras"], model)]
         with open("loaded.json", "w") as file:

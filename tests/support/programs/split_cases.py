@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 from head_layers import Experts, Masked, grouped_heads_and_experts
 from keras import layers, ops
-from position_layers import Positions
+from position_layers import BeginsByTheBatch, Positions
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(104, 16)).astype("float32")
@@ -251,6 +251,11 @@ def a_transformer():
 @case(ATTENTION, x=TEXTS, y=Y[:40])
 def a_transformer_with_dropout():
     return compiled(transformer(0.3, causal=False, token=True), keras.optimizers.SGD(0.05))
+
+
+@case({".*shift": ("model",)})
+def a_weight_that_begins_by_the_batch():
+    return compiled(keras.Sequential([keras.Input((16,)), BeginsByTheBatch(), layers.Dense(10)]))
 
 
 @case({**ATTENTION, ".*experts_.*": ("model", None, None)}, x=TEXTS, y=Y[:40])

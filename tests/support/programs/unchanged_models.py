@@ -23,7 +23,6 @@ RNG_OF_TABLES = np.random.default_rng(1)
 X = RNG.integers(0, 24, size=(72, 6))
 Y = RNG.integers(0, 10, size=(72,))
 OPTIMIZERS = {
-    "sgd_momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
     "adam": lambda: keras.optimizers.Adam(0.003),
     "mixed_precision": lambda: keras.optimizers.Adam(0.003),
 }
