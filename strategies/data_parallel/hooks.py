@@ -179,12 +179,6 @@ class DataParallelHooks(KerasHooks):
             self._last_logs = logs
         return logs
 
-    def reset_metrics(self, model: Any) -> None:
-        """See `KerasHooks`. Nothing is in flight between two executions."""
-
-    def check_data(self, data: Any) -> None:
-        """See `KerasHooks`. Every kind of data works."""
-
     def prepared(self, data: Any) -> Any:
         """See `KerasHooks`. Under the policy OFF each task reads its own dataset to the end, in smaller batches.
 
