@@ -30,8 +30,8 @@ from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, KerasHooks, Logs
 from tfdist.strategies.keras_hooks.replicas.own_values import kept, of_first
+from tfdist.strategies.keras_hooks.replicas.reduction import sent_as
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, entered
-from tfdist.strategies.keras_hooks.replicas.sent_dtypes import sent_as
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
 from tfdist.strategies.keras_hooks.trainer import check_optimizer
 from tfdist.strategies.model_parallel.refusal import check_model

@@ -158,3 +158,8 @@ def hooks_of(strategy: Any) -> KerasHooks | None:
     """Returns the hooks of a strategy; None for those that leave everything to Keras."""
     hooks: KerasHooks | None = getattr(strategy, "tfdist_hooks", None)
     return hooks
+
+
+def is_data_parallel(strategy: Any) -> bool:
+    """Returns whether the replicas of a strategy of tfdist are in the tasks that run the program, each with all parameters."""
+    return hasattr(hooks_of(strategy), "layout")

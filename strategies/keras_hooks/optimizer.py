@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import losses, metric_updates, step_build, update_kernels, variables
 from tfdist.strategies.keras_hooks.build_scope import outside_of_steps, strategy_in_own_loop, strategy_of
-from tfdist.strategies.keras_hooks.interface import hooks_of
-from tfdist.strategies.keras_hooks.replicas import batch_normalization, batch_sums, loss_scaling, own_values, replica_context
+from tfdist.strategies.keras_hooks.interface import hooks_of, is_data_parallel
+from tfdist.strategies.keras_hooks.replicas import batch_normalization, batch_sums, own_values, replica_context
 from tfdist.strategies.keras_hooks.replicas.overwritten import is_overwritten, with_largest
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
@@ -59,7 +59,6 @@ def install() -> None:
     patches.SCALE_BY_FACTOR.patch(_scale_by_factor)
     patches.ALL_REDUCE_GRADIENTS.patch(_all_reduce_gradients)
     losses.install()
-    loss_scaling.install()
     batch_normalization.install()
     batch_sums.install()
     metric_updates.install()
@@ -178,7 +177,7 @@ def built_in_own_loop(optimizer: Any, variables: Any) -> Any:
     if strategy is None:
         return variables
     hooks = hooks_of(strategy)
-    if not hasattr(hooks, "layout"):  # The chief is no replica: it has the update alone, or a worker runs the function.
+    if not is_data_parallel(strategy):  # The chief is no replica: it has the update alone, or a worker runs the function.
         assert hooks is not None
         hooks.check_own_loop()
     variables = list(variables)
