@@ -17,9 +17,6 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
 
-_MOST_LAYERS = 256
-"""Layers of a model that are looked at. All tasks have to send each other as many numbers."""
-
 _TOLERANCE = 0.02
 """How far from 2 the growth of a sum may be."""
 
@@ -103,7 +100,7 @@ class AddedLosses:
     """
 
     def __init__(self, model: Any, of_chief: Any) -> None:
-        self._layers = model._flatten_layers()[:_MOST_LAYERS]
+        self._layers = model._flatten_layers()
         self._of_chief = of_chief
 
     def agreed(self, found: Collection[int]) -> frozenset[int]:
