@@ -70,9 +70,12 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
     replica = replica_context.current()
     if step_build.is_building():
         return None
+    grads, trainable_variables = list(grads), None if trainable_variables is None else list(trainable_variables)
     if replica is not None and replica.recorded is not None:
         pairs = itertools.zip_longest(grads, _variables(optimizer, trainable_variables))
         replica.recorded += [(None, gradient) for gradient, v in pairs if gradient is not None and not is_overwritten(v)]
+        if replica.unbuilt is not None and not optimizer.built and trainable_variables is not None:
+            replica.unbuilt.append((optimizer, trainable_variables))
         return None
     if replica is None and (strategy := _strategy_of_own_loop(optimizer, trainable_variables)) is not None:
         hooks = hooks_of(strategy)
@@ -95,7 +98,6 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
         replica.unbuilt.append((optimizer, trainable_variables))
         return None
     if trainable_variables is not None and not optimizer.built and not tf.executing_eagerly():
-        trainable_variables = list(trainable_variables)
         # Adafactor makes variables of numbers, which are in the loop of steps otherwise, and not to be had outside of it.
         with tf.init_scope(), keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(trainable_variables)
@@ -105,7 +107,7 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
                 "jit_compile=True compiles the gradients of a step and updates after it, so one step can have one update, "
                 "and this train_step applies gradients twice; leave jit_compile at 'auto'"
             )
-        replica.postponed.append((optimizer, list(grads), trainable_variables))
+        replica.postponed.append((optimizer, grads, trainable_variables))
         replica.before_update = len(tf.compat.v1.get_default_graph().get_operations())
         return None
     if not tf.executing_eagerly() and replica.graph not in (None, graph := tf.compat.v1.get_default_graph()):
@@ -117,21 +119,20 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
                 "a task or worker group cannot add them up. Update in every step, or have one replica in each"
             )
     replica.same.update(_ids_of_counters(optimizer))
-    gradients = list(grads)
-    updates = zip(gradients, _variables(optimizer, trainable_variables), strict=False)
+    updates = zip(grads, _variables(optimizer, trainable_variables), strict=False)
     replica.updated.update(id(variable) for gradient, variable in updates if gradient is not None)  # Keras leaves others out.
     share = None if id(optimizer) in replica.weighted else replica.share
     if replica.agree is not None:
         replica.agree(f"updates with {optimizer.name}")
     own_values.take_means(replica, _variables(optimizer, trainable_variables))
-    pieces = replica.pieces or pieces_of_all(optimizer, gradients, trainable_variables)
+    pieces = replica.pieces or pieces_of_all(optimizer, grads, trainable_variables)
     weighted = functools.partial(_weighted, share=share, is_real=replica.share > 0 if replica.may_be_empty else None)
-    grads = _sums_of(pieces, lambda flat, same: all_reduce_sum([weighted(piece) for piece in flat], same))
+    sums = _sums_of(pieces, lambda flat, same: all_reduce_sum([weighted(piece) for piece in flat], same))
     if replica.share is not None:
-        grads = with_largest(grads, gradients, _variables(optimizer, trainable_variables))
+        sums = with_largest(sums, grads, _variables(optimizer, trainable_variables))
     replica.reduced = True
     try:
-        return original(optimizer, grads, trainable_variables)
+        return original(optimizer, sums, trainable_variables)
     finally:
         replica.reduced = False
 
@@ -256,7 +257,7 @@ def _summed(optimizer: Any, grads: Any, trainable_variables: Any) -> list[Any]:
         totals = [None if piece is None else next(sums)[0] for piece in flat]
         return [with_values(p, total) if is_same else total for p, total, is_same in zip(flat, totals, same, strict=True)]
 
-    return _sums_of(pieces_of_all(optimizer, list(grads), trainable_variables), summed)
+    return _sums_of(pieces_of_all(optimizer, grads, trainable_variables), summed)
 
 
 def _strategy_of_own_loop(optimizer: Any, trainable_variables: Any) -> Any:

@@ -127,6 +127,8 @@ class ShardCheck:
         # Code that runs eagerly counts its own calls, and a trial would be one more.
         self.is_open = (has_own_code(model) if self._trains else has_own_test(model)) and not model.run_eagerly
         """Whether the check is still to be made."""
+        self.unbuilt: Sequence[tuple[Any, Any]] = ()
+        """The updates of optimizers that have no variables yet, as (optimizer, variables), once the step was traced."""
         # Whether the gradients are needed. Else the outputs and the loss tell enough.
         self._is_whole = has_own_step(model) or has_own_updates(model.optimizer) or has_own_loss(model)
         self._names: Sequence[str | None] = ()  # Of what the step records.
@@ -366,9 +368,16 @@ class ShardCheck:
         def trial(batch: Any, draw: Any) -> tuple[tf.Tensor, tf.Tensor]:
             recorded: list[tuple[str | None, Any]] = []
             state = Replica(
-                self._strategy, 0, tf.constant(1.0), recorded=recorded, draw=draw, examples=count(batch), as_means=as_means
+                self._strategy,
+                0,
+                tf.constant(1.0),
+                examples=count(batch),
+                graph=tf.compat.v1.get_default_graph(),
+                unbuilt=[],
+                recorded=recorded,
+                as_means=as_means,
+                draw=draw,
             )
-            state.graph = tf.compat.v1.get_default_graph()
             with self._as_replica(), entered(state), variables_of(self._strategy), released(state):
                 if not self._trains or self._is_whole:
                     self._step(batch)
@@ -384,6 +393,7 @@ class ShardCheck:
                 self._integer = next(iter(state.integers), None) if self._trains else None
                 self._unseen = next(iter(state.unseen), None)
                 self._reads_replicas, self._branches = state.reads_replicas, state.branches
+                self.unbuilt = state.unbuilt or ()
                 return summary([value for _, value in (*recorded, *counted, *added)])
 
         signature = mapped(lambda v: tf.TensorSpec([None, *v.shape[1:]], v.dtype), example)
