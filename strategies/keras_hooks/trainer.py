@@ -161,6 +161,7 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
                 if not model.built:
                     stack.enter_context(held_back(model, model.distribute_strategy.scope))
                     stack.enter_context(build_scope.symbolic_build(model.distribute_strategy))
+                stack.enter_context(symbolic_builds.known_outputs(model))
                 stack.enter_context(_unbuilt_metrics(model, data_batch))
                 stack.enter_context(_quiet(model))
             original(model, iterator, data_batch)

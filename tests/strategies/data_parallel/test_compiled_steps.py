@@ -63,6 +63,22 @@ with strategy.scope():
     model.compile()
 model.fit(x, x[:, :1], batch_size=4, verbose=0)
 print("TRACED", Two.steps)
+
+
+class Counts(keras.layers.Layer):
+    calls = 0
+
+    def call(self, x):
+        Counts.calls += 1
+        return x
+
+
+with strategy.scope():
+    model = keras.Sequential([keras.Input((3,)), Counts(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    Counts.calls = 0
+model.fit(x, x[:, :1], batch_size=4, verbose=0)
+print("CALLED", Counts.calls)
 """
 
 
@@ -76,6 +92,10 @@ def output(tmp_path_factory, run_python):
 
 def test_optimizers_without_variables_are_found_by_the_trial_of_a_step(output):
     assert "TRACED 3" in output  # The trial, and both replicas.
+
+
+def test_metrics_and_losses_are_built_without_calling_a_model_whose_outputs_are_known(output):
+    assert "CALLED 3" in output
 
 
 def test_a_step_that_reads_weights_after_its_update_is_named(output):
