@@ -79,6 +79,20 @@ with strategy.scope():
     Counts.calls = 0
 model.fit(x, x[:, :1], batch_size=4, verbose=0)
 print("CALLED", Counts.calls)
+
+
+class Decides(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data) if float(ops.mean(data[1])) > 0 else {}
+
+
+with strategy.scope():
+    model = Decides([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+try:
+    model.fit(x, np.float32([[1], [1], [-1], [-1]] * 2), batch_size=4, shuffle=False, verbose=0)
+except RuntimeError as error:
+    print(error)
 """
 
 
@@ -96,6 +110,10 @@ def test_optimizers_without_variables_are_found_by_the_trial_of_a_step(output):
 
 def test_metrics_and_losses_are_built_without_calling_a_model_whose_outputs_are_known(output):
     assert "CALLED 3" in output
+
+
+def test_a_step_that_runs_eagerly_and_does_not_update_on_each_replica_is_refused(output):
+    assert "with run_eagerly=True a step updates with sgd" in output and "on replica 0 and ends on replica 1; what" in output
 
 
 def test_a_step_that_reads_weights_after_its_update_is_named(output):
