@@ -55,7 +55,6 @@ def _record(replica: replica_context.Replica, recorded: list[Any], variable: Any
         return
     _, before = replica.held.get(id(variable), (variable, variable._value))
     recorded.append((variable.path, step_trial.change(tensor, tf.convert_to_tensor(before))))
-    # What follows in the step reads what it has assigned. Of a trained variable it may still take gradients.
-    if graph is replica.graph and not variable.trainable:
+    if graph is replica.graph:  # What follows in the step reads what it has assigned.
         replica.held.setdefault(id(variable), (variable, variable._value))
-        variable._value = tensor
+        variable._value = step_trial.Assigned(before, tensor)

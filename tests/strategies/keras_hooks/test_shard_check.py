@@ -12,6 +12,7 @@ ONE_BY_ONE = "what an example adds to an update depends on the other examples of
 WARNED = {
     "contrastive": ONE_BY_ONE,
     "a_contrastive_step_that_assigns_in_a_branch": ONE_BY_ONE,
+    "a_trained_weight_that_the_step_sets_first": ONE_BY_ONE,
     "normalized_by_hand": ONE_BY_ONE,
     "a_sum_of_the_examples": "an update depends on the number of examples",
     "a_sum_with_random_numbers": "an update depends on the number of examples",
