@@ -294,8 +294,12 @@ class ShardCheck:
             return self._what_is_assigned(assigned[0])
         return _SUM if None in sizes else self._what_else(nodes)
 
-    @staticmethod
-    def _what_is_assigned(name: str) -> str:
+    def _what_is_assigned(self, name: str) -> str:
+        if any((each.path, each.aggregation) == (name, "sum") for each in self._model.variables):
+            return (
+                f'it assigns {name}, which has aggregation="sum", something that is no sum over the examples, such as a mean '
+                "or a number of steps. The sum of what the replicas assign counts"
+            )
         return (
             f"it assigns {name} something that is no mean over the examples, such as the examples themselves, their "
             "sum or their number. Every replica has its own, and the mean of these counts, of integers the first"

@@ -19,6 +19,7 @@ CASES = (
     "added_losses_for_each_example_that_begin_with_zero",
     "functions_that_run_eagerly",
     "a_log_that_is_none",
+    "sums_over_the_replicas",
     "a_loss_in_a_layer_of_predictions",
     "logs_of_a_metric_that_the_model_does_not_list",
     "random_numbers_in_an_update",

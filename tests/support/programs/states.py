@@ -183,6 +183,27 @@ def functions_that_run_eagerly(scope):
         tf.config.run_functions_eagerly(False)
 
 
+class AddsUp(keras.layers.Layer):
+    """Adds up its inputs and counts them, in variables of which TensorFlow takes the sum over the replicas."""
+
+    def build(self, shape):
+        sums = {"initializer": "zeros", "trainable": False, "aggregation": "sum"}
+        self.total = self.add_weight(shape=(shape[-1],), name="total", **sums)
+        self.examples = self.add_weight(shape=(), dtype="int32", name="examples", **sums)
+
+    def call(self, x, training=False):
+        if training:
+            self.total.assign_add(ops.sum(x, axis=0))
+            self.examples.assign_sub(-ops.cast(ops.shape(x)[0], "int32"))
+        return x
+
+
+@case
+def sums_over_the_replicas(scope):
+    ways = {"compiled": {}, "eager": {"run_eagerly": True}, "in a loop": {"steps_per_execution": 3}}
+    return {name: trained(scope, lambda: [AddsUp()], **arguments) for name, arguments in ways.items()}
+
+
 class LogsNone(keras.Sequential):
     def train_step(self, data):
         return {**super().train_step(data), "absent": None}
