@@ -175,12 +175,13 @@ class ShardCheck:
         """
         added = AddedLosses(self._model, self._of_chief)
         is_wanted = outcome.what is not None or not has_own_step(self._model)
-        if not (sums := added.agreed(outcome.sums if is_wanted else ())):
-            return outcome
-        other = self._outcome(halves, size, as_means=sums)
-        if not (sums := added.agreed(sums if other.is_known and other.what is None else ())):
-            return outcome
-        added.add_in_full(sums)
+        other = outcome
+        if sums := added.agreed(outcome.sums if is_wanted else ()):
+            found = self._outcome(halves, size, as_means=sums)
+            if sums := added.agreed(sums if found.is_known and found.what is None else ()):
+                other = found
+        if outcome.is_known:
+            added.add_in_full(sums)
         return other
 
     def _outcome(self, halves: Any, size: int, as_means: frozenset[int] = frozenset()) -> "_Outcome":

@@ -109,8 +109,12 @@ class AddedLosses:
         return frozenset(id(layer) for layer, one in zip(self._layers, self._of_chief(numbers), strict=True) if one)
 
     def add_in_full(self, found: Collection[int]) -> None:
-        """Lets the losses of layers with these ids count in full from now on."""
-        _sums.update({id(layer): layer for layer in self._layers if id(layer) in found})
+        """Lets the losses of layers with these ids count in full from now on, and those of no others of the model."""
+        for layer in self._layers:
+            if id(layer) in found:
+                _sums[id(layer)] = layer
+            else:
+                _sums.pop(id(layer), None)
 
 
 def sums_among(layers: Sequence[Any], growth: Sequence[float | None], compares: Sequence[bool]) -> set[int]:

@@ -20,6 +20,7 @@ CASES = (
     "functions_that_run_eagerly",
     "a_log_that_is_none",
     "sums_over_the_replicas",
+    "an_added_loss_that_is_a_sum_before_another_compile",
     "a_loss_in_a_layer_of_predictions",
     "logs_of_a_metric_that_the_model_does_not_list",
     "random_numbers_in_an_update",

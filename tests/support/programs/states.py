@@ -204,6 +204,26 @@ def sums_over_the_replicas(scope):
     return {name: trained(scope, lambda: [AddsUp()], **arguments) for name, arguments in ways.items()}
 
 
+class AddsSumOrMean(keras.layers.Layer):
+    reduce = staticmethod(ops.sum)
+
+    def call(self, x):
+        self.add_loss(0.01 * self.reduce(ops.square(x)))
+        return x
+
+
+@case
+def an_added_loss_that_is_a_sum_before_another_compile(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), AddsSumOrMean(), keras.layers.Dense(1)])
+    losses = []
+    for model.layers[1].reduce in (ops.sum, ops.mean):
+        model.compile(keras.optimizers.SGD(0.02), "mse")
+        losses += model.fit(X, Y, batch_size=10, shuffle=False, verbose=0).history["loss"]
+    return results_of(model, losses)
+
+
 class LogsNone(keras.Sequential):
     def train_step(self, data):
         return {**super().train_step(data), "absent": None}
