@@ -21,6 +21,7 @@ CASES = (
     "a_log_that_is_none",
     "sums_over_the_replicas",
     "an_added_loss_that_is_a_sum_before_another_compile",
+    "a_number_of_examples_that_the_step_knows",
     "a_loss_in_a_layer_of_predictions",
     "logs_of_a_metric_that_the_model_does_not_list",
     "random_numbers_in_an_update",

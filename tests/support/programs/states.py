@@ -224,6 +224,25 @@ def an_added_loss_that_is_a_sum_before_another_compile(scope):
     return results_of(model, losses)
 
 
+class CountsExamples(keras.Sequential):
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.examples.update_state(ops.shape(data[0])[0])
+        return {**logs, "examples": self.examples.result()}
+
+
+@case
+def a_number_of_examples_that_the_step_knows(scope):
+    results = {}
+    for name, arguments in {"compiled": {}, "eager": {"run_eagerly": True}}.items():
+        with scope():
+            model = CountsExamples([keras.Input((4,)), keras.layers.Dense(1)])
+            model.examples = keras.metrics.Sum(name="examples")
+            model.compile("sgd", "mse", **arguments)
+        results[name] = [float(model.train_on_batch(X[:8], Y[:8], return_dict=True)["examples"]) for _ in range(2)]
+    return results
+
+
 class LogsNone(keras.Sequential):
     def train_step(self, data):
         return {**super().train_step(data), "absent": None}
