@@ -373,16 +373,9 @@ class ShardCheck:
         def trial(batch: Any, draw: Any) -> tuple[tf.Tensor, tf.Tensor]:
             recorded: list[tuple[str | None, Any]] = []
             state = Replica(
-                self._strategy,
-                0,
-                tf.constant(1.0),
-                examples=count(batch),
-                graph=tf.compat.v1.get_default_graph(),
-                unbuilt=[],
-                recorded=recorded,
-                as_means=as_means,
-                draw=draw,
+                self._strategy, 0, tf.constant(1.0), recorded=recorded, draw=draw, examples=count(batch), as_means=as_means
             )
+            state.graph, state.unbuilt = tf.compat.v1.get_default_graph(), []
             with self._as_replica(), entered(state), variables_of(self._strategy), released(state):
                 if not self._trains or self._is_whole:
                     self._step(batch)
