@@ -166,7 +166,10 @@ def _differs(replica: Replica, key: int, keys: dict[int, int], seen: set[int], o
     deciding = [deciding_inputs(graph, replica.graph) for _, graph in values]
     if None in deciding:
         return True
-    return any(depends_on_batch(each, is_own, of_random) for each in [*_tensors(values), *tf.nest.flatten(deciding)])
+    tensors = [*_tensors(values), *tf.nest.flatten(deciding)]
+    if any(depends_on_batch(each, of_random=of_random) for each in tensors):
+        return True  # The usual case first: averages of layers, of which there are many. To look for handles takes long.
+    return any(depends_on_batch(each, is_own, of_random) for each in tensors)
 
 
 def _tensors(values: list[tuple[Any, Any]]) -> list[Any]:

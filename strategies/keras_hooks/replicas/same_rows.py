@@ -19,6 +19,7 @@ _MOST_OPERATIONS = 1000
 _SIZES = ("Shape", "ShapeN", "Size")
 _READS = ("ReadVariableOp", "VarHandleOp")
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+_MAY_READ = (*_READS, *_BRANCHES)
 _RANDOM = ("Random", "Multinomial", "TruncatedNormal", "StatelessShuffle")
 """Parts of the types of operations that draw random numbers."""
 
@@ -167,7 +168,7 @@ def depends_on_batch(value: Any, is_own: Callable[[Any], bool] = lambda handle: 
             if outer is None:
                 return True
             found.append(outer)
-        elif any(each.dtype == tf.resource and is_own(each) for each in operation.inputs):
+        elif operation.type in _MAY_READ and any(each.dtype == tf.resource and is_own(each) for each in operation.inputs):
             return True
         elif operation.type in _READS or _is_length(operation):
             continue  # Replicas have the same variables, and sequences of the same length.
