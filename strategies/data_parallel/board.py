@@ -18,7 +18,7 @@ BACKUP_ADVICE = (
 )
 
 STEP_ADVICE = (
-    "what Python decides in a step by the batch, each task decides by its own part of it: decide by the number of steps, or "
+    "what Python decides in a step by the batch, each replica decides by its own part of it: decide by the number of steps, or "
     "update in every step"
 )
 

@@ -11,10 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.data_parallel import orbax
+from tfdist.strategies.data_parallel.board import DifferentCallsError
 from tfdist.strategies.data_parallel.first_batch import FirstBatch
 from tfdist.strategies.data_parallel.metrics import ReplicaMetrics
 from tfdist.strategies.data_parallel.random_state import of_first_task
-from tfdist.strategies.data_parallel.same_calls import SameCalls
+from tfdist.strategies.data_parallel.same_calls import SameCalls, difference
 from tfdist.strategies.data_parallel.same_order import in_same_order
 from tfdist.strategies.data_parallel.texts import gathered_texts
 from tfdist.strategies.data_parallel.training_loop import TrainingLoop, is_distributed
@@ -30,8 +31,8 @@ from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, KerasHooks, Logs
 from tfdist.strategies.keras_hooks.replicas.own_values import kept, of_first
+from tfdist.strategies.keras_hooks.replicas.reduction import sent_as
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, entered
-from tfdist.strategies.keras_hooks.replicas.sent_dtypes import sent_as
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
 from tfdist.strategies.keras_hooks.trainer import check_optimizer
 from tfdist.strategies.model_parallel.refusal import check_model
@@ -77,10 +78,20 @@ class DataParallelHooks(KerasHooks):
             self._first_batches.append((weakref.ref(owner), first))
 
     def _agree(self, model: Any, step: Callable[..., Any]) -> Callable[[str], None] | None:
-        """Returns what compares the steps of the tasks that run eagerly; None for Keras' own step, which always updates."""
-        if (calls := self._calls) is None or step != model.train_step or not has_own_step(model):
+        """Returns what compares the steps of replicas that run eagerly; None for Keras' own step, which always updates."""
+        calls, local = self._calls, self.layout.local
+        if (calls is None and len(local) == 1) or step != model.train_step or not has_own_step(model):
             return None
-        return lambda what: calls.agree({"call": "a step", "step": what})
+
+        def agree(strategy: Any, what: Any) -> None:
+            each = strategy.experimental_local_results(what)
+            found = difference({f"replica {k}": {"call": "a step", "step": w} for k, w in zip(local, each, strict=False)})
+            if found:
+                raise DifferentCallsError(found)
+            if calls is not None:
+                calls.agree({"call": "a step", "step": each[0]})
+
+        return lambda what: tf.distribute.get_replica_context().merge_call(agree, args=(what,))
 
     def _shard_check(self, model: Any, step: Callable[..., Any]) -> ShardCheck | None:
         @contextlib.contextmanager
@@ -178,12 +189,6 @@ class DataParallelHooks(KerasHooks):
                 return {}
             self._last_logs = logs
         return logs
-
-    def reset_metrics(self, model: Any) -> None:
-        """See `KerasHooks`. Nothing is in flight between two executions."""
-
-    def check_data(self, data: Any) -> None:
-        """See `KerasHooks`. Every kind of data works."""
 
     def prepared(self, data: Any) -> Any:
         """See `KerasHooks`. Under the policy OFF each task reads its own dataset to the end, in smaller batches.

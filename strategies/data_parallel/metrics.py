@@ -10,6 +10,7 @@ from tfdist.strategies.inputs.batch_shards import Layout
 from tfdist.strategies.keras_hooks.checks import metric_sums
 from tfdist.strategies.keras_hooks.derived_logs import LogFunction, derived_logs
 from tfdist.strategies.keras_hooks.optimizer import held_optimizers, with_inner
+from tfdist.strategies.keras_hooks.replicas import own_values
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.step_logs import metrics_result, of_known_shape, own_names, with_metrics
 from tfdist.strategies.model_parallel.split_tensor import SplitTensor, operand
@@ -121,8 +122,7 @@ class ReplicaMetrics:
         share = tf.cast(share, tf.float64)
         first = tf.constant(float(self._is_first()), tf.float64)
         weights = [*(first if id(v) in self.of_first else share for v in state), *(share for _ in flat_logs)]
-        pairs = zip((*kept, *flat_logs), weights, strict=True)
-        weighted = [_counted(tf.cast(v, tf.float64) * weight, weight) for v, weight in pairs]
+        weighted = list(map(own_values.counted, (*kept, *flat_logs), weights))
         requests = self._strategy.tfdist_hooks.save_requests
         wish = tf.constant(0.0) if requests is None else requests.own.read_value()
         sent = [*weighted, share] if weighted else []
@@ -177,8 +177,3 @@ class ReplicaMetrics:
             for key, v in assigned.items()
             if key not in known and (has_own or isinstance(v._value, tf.distribute.DistributedValues))
         ]
-
-
-def _counted(value: Any, share: Any) -> Any:
-    """Returns a value times the share of a replica; zeros for one without examples, whose stand-in may give NaN."""
-    return value if isinstance(value, SplitTensor) else tf.where(share > 0, value, tf.zeros_like(value))

@@ -21,7 +21,7 @@ from tfdist.strategies.data_parallel.lost_tasks import LostTasks
 from tfdist.strategies.data_parallel.same_calls import SameCalls
 from tfdist.strategies.data_parallel.task_groups import TaskGroups
 from tfdist.strategies.keras_hooks import optimizer, trainer
-from tfdist.strategies.keras_hooks.replicas.sent_dtypes import sent_as
+from tfdist.strategies.keras_hooks.replicas.reduction import sent_as
 from tfdist.strategies.model_parallel.variables import current_column
 from tfdist.strategies.private_api import (
     MultiWorkerMirroredExtended,

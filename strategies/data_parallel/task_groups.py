@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.strategies.data_parallel import buckets
 from tfdist.strategies.data_parallel.same_calls import SameCalls
 from tfdist.strategies.data_parallel.same_reads import SameReads
-from tfdist.strategies.keras_hooks.replicas.sent_dtypes import sent_as
+from tfdist.strategies.keras_hooks.replicas.reduction import sent_as
 from tfdist.strategies.model_parallel import task_span
 from tfdist.strategies.private_api.ring_sums import GROUPS, RingSums
 

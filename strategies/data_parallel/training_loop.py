@@ -158,6 +158,7 @@ class TrainingLoop:
             self._check.run(shards[0], examples)
         elif examples >= 2 and len(shards) == self._layout.replicas and are_dense(shards[0]):
             self._check.run(functools.reduce(joined, shards), examples)
+        self._build(self._check.unbuilt)  # Else the step would be traced once for this.
 
     def _call(self, kind: str, spec: Any, *arguments: Any) -> Any:
         """Calls the compiled function of this kind, and builds the optimizers that it misses first.

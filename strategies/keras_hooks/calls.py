@@ -1,6 +1,11 @@
-"""Which of Keras' calls is running: `fit`, `evaluate`, `predict` or `test_on_batch`, and with which epochs."""
+"""Keras' calls of the trainer: which one is running, that one thread at a time makes them, and that an exception has left one.
+
+Steps that are in flight belong to one call: those of two threads would mix, as would their metrics, and the collectives of two
+models.
+"""
 
 import inspect
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -8,12 +13,13 @@ from typing import Any
 import keras
 
 from tfdist.strategies.keras_hooks.callbacks import listed
+from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.private_api import patches
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of Keras' trainer.
+    """A call of Keras' trainer: `fit`, `evaluate`, `predict` or `test_on_batch`.
 
     Attributes:
         name: of the method.
@@ -27,14 +33,18 @@ class Call:
 
 
 _running: list[Call] = []
+_lock = threading.Lock()
+_of_replicas: list[str] = []  # Calls of `_thread` that have not returned, such as "fit of digits", the innermost last.
+_thread: threading.Thread | None = None
 
 
 def install() -> None:
     """Notes calls from now on. Calling it again does nothing."""
-    patches.FIT.patch(_fit)
-    patches.EVALUATE.patch(_evaluate)
-    patches.PREDICT.patch(_predict)
-    patches.TEST_ON_BATCH.patch(_test_on_batch)
+    for point in (patches.FIT, patches.EVALUATE, patches.PREDICT, patches.TEST_ON_BATCH):
+        point.patch(_noted)
+        point.patch(_call)
+    patches.TRAIN_ON_BATCH.patch(_call)
+    patches.PREDICT_ON_BATCH.patch(_call)
 
 
 def running() -> Call | None:
@@ -55,21 +65,44 @@ def _during(call: Call, function: Callable[[], Any]) -> Any:
         _running.pop()
 
 
-def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    given = inspect.signature(original).bind(model, *args, **kwargs)
-    given.apply_defaults()
-    epochs = f"{given.arguments['initial_epoch']} to {given.arguments['epochs']}"
-    backups = sum(isinstance(each, keras.callbacks.BackupAndRestore) for each in listed(given.arguments["callbacks"]))
-    return _during(Call("fit", epochs, backups), lambda: original(model, *args, **kwargs))
+def _begin(call: str) -> None:
+    global _thread
+    current = threading.current_thread()
+    with _lock:
+        if _of_replicas and _thread is not None and _thread is not current:
+            raise RuntimeError(
+                f"{call} is called in the thread {current.name} while {_of_replicas[0]} runs in {_thread.name}: on several "
+                "replicas or tasks one thread at a time may train, evaluate or predict. Hold a threading.Lock around these "
+                "calls, or make them in a callback of fit"
+            )
+        _thread = current
+        _of_replicas.append(call)
 
 
-def _evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    return _during(Call("evaluate"), lambda: original(model, *args, **kwargs))
+# Replacements. The first parameter is the function that they replace.
 
 
-def _predict(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    return _during(Call("predict"), lambda: original(model, *args, **kwargs))
+def _noted(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    call = Call(original.__name__)
+    if call.name == "fit":
+        given = inspect.signature(original).bind(model, *args, **kwargs)
+        given.apply_defaults()
+        epochs = f"{given.arguments['initial_epoch']} to {given.arguments['epochs']}"
+        backups = sum(isinstance(each, keras.callbacks.BackupAndRestore) for each in listed(given.arguments["callbacks"]))
+        call = Call("fit", epochs, backups)
+    return _during(call, lambda: original(model, *args, **kwargs))
 
 
-def _test_on_batch(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    return _during(Call("test_on_batch"), lambda: original(model, *args, **kwargs))
+def _call(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls the method, in one thread at a time, and tells the strategy of a model if an exception leaves it."""
+    if (hooks := hooks_of(model.distribute_strategy)) is None:
+        return original(model, *args, **kwargs)
+    _begin(f"{original.__name__} of {model.name}")
+    try:
+        return original(model, *args, **kwargs)
+    except BaseException as error:
+        hooks.leave_call(error)
+        raise
+    finally:
+        with _lock:
+            _of_replicas.pop()

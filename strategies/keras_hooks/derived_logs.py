@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks.replicas.function_arguments import operations_behind
 from tfdist.strategies.keras_hooks.step_logs import flat, metrics_result, resources
 
 _READ = "ReadVariableOp"
@@ -30,7 +31,7 @@ def derived_logs(model: Any, logs: Any, variables: Sequence[Any], own: Collectio
     if not isinstance(logs, dict) or tf.executing_eagerly():
         return {}
     results, logs = metrics_result(model), {name: log for name, log in flat(logs).items() if tf.is_symbolic_tensor(log)}
-    places = {name: k for k, v in enumerate(variables) for name in resources(tf.convert_to_tensor(v.value))}
+    places = {name: k for k, v in enumerate(variables) for name in resources([v.value])}
     forms = {name: _form(value, places) for name, value in results.items() if tf.is_symbolic_tensor(value)}
     names = {form: name for name, form in forms.items()}
     derived: dict[str, LogFunction] = {}
@@ -47,14 +48,9 @@ def _result_of(name: str) -> LogFunction:
 
 def _form(log: Any, places: Mapping[str, int]) -> Any:
     """Returns what a tensor computes from variables, to be compared; None if it depends on anything else."""
-    seen, waiting = {log.op}, [log.op]
-    while waiting:  # Not by recursion: a loss may depend on thousands of operations.
-        operation = waiting.pop()
-        if not _may_be_copied(operation, places):
-            return None
-        found = () if operation.type == _READ else {value.op for value in operation.inputs} - seen
-        seen.update(found)
-        waiting.extend(found)
+    # Not by recursion: a loss may depend on thousands of operations.
+    if not all(_may_be_copied(each, places) for each in operations_behind([log], lambda each: each.type != _READ)):
+        return None
     known: dict[Any, Any] = {}
 
     def form_of(tensor: Any) -> Any:

@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import build_scope
-from tfdist.strategies.keras_hooks.interface import hooks_of
+from tfdist.strategies.keras_hooks.interface import hooks_of, is_data_parallel
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.private_api import GLOBAL_SEED_GENERATOR, patches
 
@@ -93,7 +93,7 @@ def _operation_seeds(original: Callable[..., Any], op_seed: Any) -> Any:
     """
     seeds = original(op_seed)
     context, replica = tf.distribute.get_replica_context(), replica_context.with_share()
-    if replica is not None and replica.reduced and hasattr(hooks_of(replica.strategy), "layout"):  # All make the same update.
+    if replica is not None and replica.reduced and is_data_parallel(replica.strategy):  # All make the same update.
         return _seeds_of_update(replica, seeds[0], op_seed)
     if None in seeds or context is None or hooks_of(context.strategy) is None or replica_context.is_trial():
         return seeds

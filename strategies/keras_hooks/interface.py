@@ -7,11 +7,13 @@ none; for their models trainer.py calls Keras' own functions.
 
 import abc
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfdist.strategies.inputs.source import BatchSource
-from tfdist.strategies.keras_hooks.calls import Call
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
+
+if TYPE_CHECKING:  # `calls` imports this file.
+    from tfdist.strategies.keras_hooks.calls import Call
 
 Logs = Any
 """A dict of floats, or whatever a user's own `train_step` returns."""
@@ -70,12 +72,12 @@ class KerasHooks(abc.ABC):
             The logs of the whole epoch or evaluation, or something empty to let Keras read the metrics.
         """
 
-    @abc.abstractmethod
     def reset_metrics(self, model: Any) -> None:
         """Prepares for metrics of `model` that start from zero: waits for executions in flight and discards their results."""
+        del model
 
     def leave_call(self, error: BaseException) -> None:
-        """Called when an exception has left `fit` or `evaluate`. A strategy that has begun further steps finishes them."""
+        """Called when an exception has left a call of Keras' trainer. A strategy that has begun further steps finishes them."""
         del error
 
     def check_own_loop(self) -> None:
@@ -90,9 +92,9 @@ class KerasHooks(abc.ABC):
             "TensorFlow does"
         )
 
-    @abc.abstractmethod
     def check_data(self, data: Any) -> None:
         """Raises ValueError for data that `fit`, `evaluate` or `predict` cannot take under this strategy."""
+        del data
 
     def prepared(self, data: Any) -> Any:
         """Returns the data of a call, which `check_data` has taken, as Keras is to see them."""
@@ -105,7 +107,7 @@ class KerasHooks(abc.ABC):
         A `BatchSource`, or a distributed dataset of TensorFlow's, for which Keras counts the steps itself.
         """
 
-    def begin_data(self, call: Call, batches: int | None, source: Any) -> None:
+    def begin_data(self, call: "Call", batches: int | None, source: Any) -> None:
         """Called when a call of Keras' trainer has its data, before it reads a batch.
 
         Args:
@@ -156,3 +158,8 @@ def hooks_of(strategy: Any) -> KerasHooks | None:
     """Returns the hooks of a strategy; None for those that leave everything to Keras."""
     hooks: KerasHooks | None = getattr(strategy, "tfdist_hooks", None)
     return hooks
+
+
+def is_data_parallel(strategy: Any) -> bool:
+    """Returns whether the replicas of a strategy of tfdist are in the tasks that run the program, each with all parameters."""
+    return hasattr(hooks_of(strategy), "layout")

@@ -12,7 +12,9 @@ over the examples of a replica is corrected here:
   (`reduction=None`), of which Keras' step takes the gradient of the sum;
 * a mean over weights or unmasked entries counts by the replica's part of these;
 * a loss function that returns one number for a batch, or one for each class, may be anything. Every replica computes it on the
-  whole batch.
+  whole batch;
+* `tf.nn`'s functions that scale losses divide by the number of replicas, or by the size of the batch, because the loops of
+  TensorFlow add up the gradients of the replicas. Here they compute what they do in one process.
 """
 
 import contextlib
@@ -51,6 +53,8 @@ def install() -> None:
     patches.REDUCE_LOSS.patch(_reduce)
     patches.CALL_LOSS.patch(_call)
     patches.COMPILE_LOSS.patch(_call_compiled)
+    patches.AVERAGE_LOSS.patch(_average_loss)
+    patches.REGULARIZATION_LOSS.patch(_regularization_loss)
 
 
 def _unscaled(original: Callable[..., Any], value: Any) -> Any:
@@ -247,6 +251,22 @@ def _call_compiled(original: Callable[..., Any], loss: Any, y_true: Any, y_pred:
     if replica.recorded is not None:
         return tf.reduce_mean(value)
     return tf.math.divide_no_nan(value, tf.cast(replica.share, value.dtype))
+
+
+def _average_loss(
+    original: Callable[..., Any], per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+) -> Any:
+    replica = replica_context.with_share()
+    if replica is None:
+        return original(per_example_loss, sample_weight, global_batch_size)
+    if global_batch_size is None or replica.recorded is not None:  # A trial has another batch. It counts right below.
+        return original(per_example_loss, sample_weight, tf.shape(per_example_loss)[0])
+    loss = original(per_example_loss, sample_weight, global_batch_size)
+    return tf.math.divide_no_nan(loss, tf.cast(replica.share, loss.dtype))
+
+
+def _regularization_loss(original: Callable[..., Any], regularization_loss: Any) -> Any:
+    return original(regularization_loss) if replica_context.with_share() is None else tf.reduce_sum(regularization_loss)
 
 
 def _warn_once(replica: Replica, message: str) -> None:

@@ -122,7 +122,7 @@ def _is_number_of_batch(values: Any, replica: Replica) -> bool:
 def _update_sum(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
     """Counts a number that is the same on every replica by the replica's share; an integer on the first one."""
     replica = replica_context.with_share()
-    if replica is not None and sample_weight is None and _is_same_everywhere(values):
+    if replica is not None and sample_weight is None and _is_same_everywhere(values, replica.rows):
         if replica.recorded is not None:
             metric_trial.settle(replica, metric)
         is_first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
@@ -131,10 +131,17 @@ def _update_sum(original: Callable[..., Any], metric: Any, values: Any, sample_w
     return original(metric, values, sample_weight)
 
 
-def _is_same_everywhere(value: Any) -> bool:
-    if not isinstance(value, tf.Tensor):
-        return not tf.convert_to_tensor(value).shape.rank
-    return not value.shape.rank and tf.is_symbolic_tensor(value) and is_fixed(value)
+def _is_same_everywhere(value: Any, rows: int | None) -> bool:
+    """Returns whether a value is one number that all replicas have, surely.
+
+    Args:
+        value: a tensor, or a number of Python.
+        rows: the number of a replica's examples; None if it is not known. If it is, steps have it as a number.
+    """
+    number = tf.convert_to_tensor(value)
+    if number.shape.rank or ((rows or 0) > 1 and tf.get_static_value(number) == rows):
+        return False
+    return not isinstance(value, tf.Tensor) or (tf.is_symbolic_tensor(value) and is_fixed(value))
 
 
 def _warn_once(metric: Any) -> None:

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import losses, metric_updates, step_build, update_kernels, variables
 from tfdist.strategies.keras_hooks.build_scope import outside_of_steps, strategy_in_own_loop, strategy_of
-from tfdist.strategies.keras_hooks.interface import hooks_of
-from tfdist.strategies.keras_hooks.replicas import batch_normalization, batch_sums, loss_scaling, own_values, replica_context
+from tfdist.strategies.keras_hooks.interface import hooks_of, is_data_parallel
+from tfdist.strategies.keras_hooks.replicas import batch_normalization, batch_sums, own_values, replica_context
 from tfdist.strategies.keras_hooks.replicas.overwritten import is_overwritten, with_largest
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
@@ -59,7 +59,6 @@ def install() -> None:
     patches.SCALE_BY_FACTOR.patch(_scale_by_factor)
     patches.ALL_REDUCE_GRADIENTS.patch(_all_reduce_gradients)
     losses.install()
-    loss_scaling.install()
     batch_normalization.install()
     batch_sums.install()
     metric_updates.install()
@@ -72,9 +71,12 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
     trainable_variables = None if trainable_variables is None else list(trainable_variables)  # It may be a generator.
     if step_build.is_building():
         return None
+    grads, trainable_variables = list(grads), None if trainable_variables is None else list(trainable_variables)
     if replica is not None and replica.recorded is not None:
         pairs = itertools.zip_longest(grads, _variables(optimizer, trainable_variables))
         replica.recorded += [(None, gradient) for gradient, v in pairs if gradient is not None and not is_overwritten(v)]
+        if replica.unbuilt is not None and not optimizer.built and trainable_variables is not None:
+            replica.unbuilt.append((optimizer, trainable_variables))
         return None
     if replica is None and (strategy := _strategy_of_own_loop(optimizer, trainable_variables)) is not None:
         hooks = hooks_of(strategy)
@@ -106,7 +108,7 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
                 "jit_compile=True compiles the gradients of a step and updates after it, so one step can have one update, "
                 "and this train_step applies gradients twice; leave jit_compile at 'auto'"
             )
-        replica.postponed.append((optimizer, list(grads), trainable_variables))
+        replica.postponed.append((optimizer, grads, trainable_variables))
         replica.before_update = len(tf.compat.v1.get_default_graph().get_operations())
         return None
     if not tf.executing_eagerly() and replica.graph not in (None, graph := tf.compat.v1.get_default_graph()):
@@ -118,21 +120,20 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
                 "a task or worker group cannot add them up. Update in every step, or have one replica in each"
             )
     replica.same.update(_ids_of_counters(optimizer))
-    gradients = list(grads)
-    updates = zip(gradients, _variables(optimizer, trainable_variables), strict=False)
+    updates = zip(grads, _variables(optimizer, trainable_variables), strict=False)
     replica.updated.update(id(variable) for gradient, variable in updates if gradient is not None)  # Keras leaves others out.
     share = None if id(optimizer) in replica.weighted else replica.share
     if replica.agree is not None:
         replica.agree(f"updates with {optimizer.name}")
     own_values.take_means(replica, _variables(optimizer, trainable_variables))
-    pieces = replica.pieces or pieces_of_all(optimizer, gradients, trainable_variables)
+    pieces = replica.pieces or pieces_of_all(optimizer, grads, trainable_variables)
     weighted = functools.partial(_weighted, share=share, is_real=replica.share > 0 if replica.may_be_empty else None)
-    grads = _sums_of(pieces, lambda flat, same: all_reduce_sum([weighted(piece) for piece in flat], same))
+    sums = _sums_of(pieces, lambda flat, same: all_reduce_sum([weighted(piece) for piece in flat], same))
     if replica.share is not None:
-        grads = with_largest(grads, gradients, _variables(optimizer, trainable_variables))
+        sums = with_largest(sums, grads, _variables(optimizer, trainable_variables))
     replica.reduced = True
     try:
-        return original(optimizer, grads, trainable_variables)
+        return original(optimizer, sums, trainable_variables)
     finally:
         replica.reduced = False
 
@@ -178,7 +179,7 @@ def built_in_own_loop(optimizer: Any, variables: Any) -> Any:
     if strategy is None:
         return variables
     hooks = hooks_of(strategy)
-    if not hasattr(hooks, "layout"):  # The chief is no replica: it has the update alone, or a worker runs the function.
+    if not is_data_parallel(strategy):  # The chief is no replica: it has the update alone, or a worker runs the function.
         assert hooks is not None
         hooks.check_own_loop()
     variables = list(variables)
@@ -257,7 +258,7 @@ def _summed(optimizer: Any, grads: Any, trainable_variables: Any) -> list[Any]:
         totals = [None if piece is None else next(sums)[0] for piece in flat]
         return [with_values(p, total) if is_same else total for p, total, is_same in zip(flat, totals, same, strict=True)]
 
-    return _sums_of(pieces_of_all(optimizer, list(grads), trainable_variables), summed)
+    return _sums_of(pieces_of_all(optimizer, grads, trainable_variables), summed)
 
 
 def _strategy_of_own_loop(optimizer: Any, trainable_variables: Any) -> Any:

@@ -5,13 +5,13 @@ user's own `train_step` may return a loss under the name of a metric that it doe
 metric `loss`. Such a log stays what the step returned.
 """
 
-from collections import deque
 from collections.abc import Collection, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.interface import Logs
+from tfdist.strategies.keras_hooks.replicas.function_arguments import operations_behind
 from tfdist.strategies.private_api import KerasVariable
 
 
@@ -82,20 +82,13 @@ def _reads(log: Any, variables: list[Any], assigned: Collection[int]) -> bool:
     """Returns whether a log is computed from one of these Keras variables."""
     if tf.executing_eagerly():
         return any(id(variable) in assigned for variable in variables)
-    found = {name for variable in variables for name in resources(tf.convert_to_tensor(variable.value))}
-    values = [tf.convert_to_tensor(value) for value in tf.nest.flatten(log) if value is not None]
-    return any(name in found for value in values for name in resources(value))
+    found = {name for variable in variables for name in resources([variable.value])}
+    return any(name in found for name in resources(tf.nest.flatten(log)))
 
 
-def resources(value: Any) -> Iterator[str]:
-    """Yields the names of the resources, such as handles of variables, from which a function computes a tensor."""
-    if not tf.is_symbolic_tensor(value):
-        return
-    seen, waiting = {value.op}, deque([value.op])
-    while waiting:
-        for operand in waiting.popleft().inputs:
+def resources(values: Collection[Any]) -> Iterator[str]:
+    """Yields the names of the resources, such as handles of variables, from which a function computes values."""
+    for operation in operations_behind([tf.convert_to_tensor(value) for value in values if value is not None]):
+        for operand in operation.inputs:
             if operand.dtype == tf.resource:
                 yield operand.name
-            if operand.op not in seen:
-                seen.add(operand.op)
-                waiting.append(operand.op)

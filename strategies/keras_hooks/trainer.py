@@ -18,19 +18,11 @@ import tensorflow as tf
 
 from tfdist.strategies.inputs.batches import builds_models, with_dimensions_of, without_optionals
 from tfdist.strategies.inputs.source import BatchSource
-from tfdist.strategies.keras_hooks import (
-    build_scope,
-    calls,
-    global_seed,
-    left_calls,
-    losses,
-    one_thread,
-    step_build,
-    user_functions,
-)
+from tfdist.strategies.keras_hooks import build_scope, calls, global_seed, losses, step_build, user_functions
+from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, begin_anew
-from tfdist.strategies.private_api import KerasVariable, TensorFlowTrainer, is_default, patches
+from tfdist.strategies.private_api import KerasVariable, is_default, patches, symbolic_builds
 from tfdist.strategies.private_api.deferred_restores import held_back
 
 _log = logging.getLogger("tfdist")
@@ -50,8 +42,6 @@ def install() -> None:
     user_functions.install()
     step_build.install()
     calls.install()
-    left_calls.install()
-    one_thread.install()
     patches.BEGIN_EPOCH.patch(_begin_epoch)
 
 
@@ -161,7 +151,7 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
     has_call = has_own_call(model)
     if hooks is not None and iterator is not None:
         iterator, data_batch = None, None if _is_complete(model, has_call) else _example_batch(hooks, iterator)
-        if _has_own_step(model) and not step_build.has_built(model) and not _has_all_variables(model):
+        if has_own_step(model) and not step_build.has_built(model) and not _has_all_variables(model):
             step_build.build(model, data_batch)
     if hooks is not None and not model.built and not has_call:
         mark_as_built(model)
@@ -171,6 +161,7 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
                 if not model.built:
                     stack.enter_context(held_back(model, model.distribute_strategy.scope))
                     stack.enter_context(build_scope.symbolic_build(model.distribute_strategy))
+                stack.enter_context(symbolic_builds.known_outputs(model))
                 stack.enter_context(_unbuilt_metrics(model, data_batch))
                 stack.enter_context(_quiet(model))
             original(model, iterator, data_batch)
@@ -186,7 +177,7 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
 def _quiet(model: Any) -> Iterator[None]:
     """Leaves out Keras' warnings about a model whose call does not take its batches: its own `train_step` may do."""
     with warnings.catch_warnings():
-        if _has_own_step(model):
+        if has_own_step(model):
             for message in ("(?s).* looks like it has unbuilt state", "The structure of `inputs` doesn't match"):
                 warnings.filterwarnings("ignore", message=message)
         yield
@@ -198,7 +189,7 @@ def _unbuilt_metrics(model: Any, batch: Any) -> Iterator[None]:
 
     Keras would choose what "accuracy" means for other tensors, such as images. The step builds them as in one process.
     """
-    metrics, own = model._compile_metrics, _has_own_step(model)
+    metrics, own = model._compile_metrics, has_own_step(model)
     is_for_one_output = metrics is not None and not any(map(tf.nest.is_nested, metrics._user_metrics or ()))
     targets = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else None
     if not own or not is_for_one_output or metrics.built or len(tf.nest.flatten(targets)) < 2:
@@ -237,14 +228,10 @@ def _calls_itself(model: Any) -> bool:
     Keras marks a model as built whose call has failed, so each of its layers counts.
     """
     is_built = (model.built or is_default(model.build)) and _has_all_variables(model)
-    if _has_own_step(model) and (is_built or step_build.has_built(model)):
+    if has_own_step(model) and (is_built or step_build.has_built(model)):
         model.built = True
         return True
     return False
-
-
-def _has_own_step(model: Any) -> bool:
-    return type(model).train_step is not TensorFlowTrainer.train_step
 
 
 def _has_all_variables(model: Any) -> bool:

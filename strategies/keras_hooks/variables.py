@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.checks import metric_sums, metric_trial, step_trial
+from tfdist.strategies.keras_hooks.interface import is_data_parallel
 from tfdist.strategies.keras_hooks.replicas import own_values, replica_context
 from tfdist.strategies.keras_hooks.replicas.same_rows import depends_on_batch
 from tfdist.strategies.private_api import in_stateless_scope, patches
@@ -14,6 +15,8 @@ from tfdist.strategies.private_api import in_stateless_scope, patches
 def install() -> None:
     """Makes assignments ask for the current replica. Calling it again does nothing."""
     patches.DIRECT_ASSIGN.patch(_direct_assign)
+    patches.ASSIGN_IN_PLACE["assign_add"].patch(_assign_add)
+    patches.ASSIGN_IN_PLACE["assign_sub"].patch(_assign_sub)
     patches.NUMBERS["__int__"].add(lambda variable: int(variable.numpy()))
     patches.NUMBERS["__float__"].add(lambda variable: float(variable.numpy()))
 
@@ -23,7 +26,7 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
     if replica is None or in_stateless_scope() or not tf.distribute.get_replica_context():
         return original(variable, value)
     if replica.recorded is not None:
-        _record(replica, replica.recorded, variable, value)
+        _record(replica, replica.recorded, variable, _divided(value, replica) if _is_sum(replica, variable) else value)
         return None
     if id(variable) in replica.same and isinstance(variable._value, tf.distribute.DistributedValues):
         local = replica.strategy.experimental_local_results(variable._value)[replica.index]
@@ -37,6 +40,35 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
     return original(variable, value)
 
 
+def _is_sum(replica: replica_context.Replica, variable: Any) -> bool:
+    """Returns whether TensorFlow assigns a variable the sum of what the replicas assign."""
+    is_sum = (variable.aggregation, variable.synchronization) == ("sum", "auto")
+    return is_sum and replica.share is not None and is_data_parallel(replica.strategy)
+
+
+def _assign_add(original: Callable[..., Any], variable: Any, value: Any, sign: int = 1) -> Any:
+    """Adds what all replicas add to a variable with `aggregation="sum"`. With Keras they would add its old value, too."""
+    replica = replica_context.current()
+    if replica is None or in_stateless_scope() or not tf.distribute.get_replica_context() or not _is_sum(replica, variable):
+        return original(variable, value)
+    held = variable._value
+    added = sign * tf.broadcast_to(tf.cast(value, held.dtype), held.shape)
+    if replica.recorded is not None:
+        _record(replica, replica.recorded, variable, tf.convert_to_tensor(held) + _divided(added, replica))
+    else:
+        held.assign_add(tf.where(replica.share > 0, added, tf.zeros_like(added)))
+    return tf.convert_to_tensor(variable)
+
+
+def _assign_sub(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    return _assign_add(original, variable, value, sign=-1)
+
+
+def _divided(value: Any, replica: replica_context.Replica) -> Any:
+    """Returns a sum over the examples of a trial divided by their number: then it looks like a mean."""
+    return value / tf.cast(replica.examples, value.dtype) if value.dtype.is_floating else value
+
+
 def _record(replica: replica_context.Replica, recorded: list[Any], variable: Any, value: Any) -> None:
     """Records what a step would assign that is only tried out."""
     if metric_sums.is_counted(variable):
@@ -46,7 +78,7 @@ def _record(replica: replica_context.Replica, recorded: list[Any], variable: Any
     if graph is not replica.graph:  # A branch or a loop.
         replica.branches.append(graph)
     if not tf.as_dtype(variable.dtype).is_floating:
-        if depends_on_batch(value, of_random=False):  # There is no mean of integers and truth values.
+        if not _is_sum(replica, variable) and depends_on_batch(value, of_random=False):  # There is no mean of integers.
             replica.integers.append(variable.path)
         return
     tensor = tf.convert_to_tensor(value)
@@ -54,9 +86,8 @@ def _record(replica: replica_context.Replica, recorded: list[Any], variable: Any
         replica.unseen += [variable.path] if depends_on_batch(tensor, of_random=False) else []
         return
     _, before = replica.held.get(id(variable), (variable, variable._value))
-    before = tf.convert_to_tensor(before.as_split() if hasattr(before, "as_split") else before)  # In parts (`model_parallel`).
-    recorded.append((variable.path, step_trial.change(tensor, before)))
-    # What follows in the step reads what it has assigned. Of a trained variable it may still take gradients.
-    if graph is replica.graph and not variable.trainable:
+    parts = before.as_split() if hasattr(before, "as_split") else before  # Of a sharded variable (`model_parallel`).
+    recorded.append((variable.path, step_trial.change(tensor, tf.convert_to_tensor(parts))))
+    if graph is replica.graph:  # What follows in the step reads what it has assigned.
         replica.held.setdefault(id(variable), (variable, variable._value))
-        variable._value = tensor
+        variable._value = step_trial.Assigned(before, tensor)

@@ -115,6 +115,9 @@ def is_stateful_operation(kind: str) -> bool:
     return definition is not None and bool(definition.is_stateful)
 
 
+# Returns the graphs of the branches of a `tf.cond` or `tf.switch_case`, given its operation.
+branches_of: Any = need_function(need("tensorflow.python.ops.cond_v2"), "get_func_graphs", "op", "calls")
+
 # The iterator of a dataset: inputs/input_feed.py takes the tensors of an element, and knows their structure already.
 # inputs/iterator_release.py frees it.
 OwnedIterator: Any = need("tensorflow.python.data.ops.iterator_ops", "OwnedIterator")

@@ -144,10 +144,6 @@ ALL_REDUCE_GRADIENTS = PatchPoint(
     TFOptimizer, "_all_reduce_sum_gradients", "self, grads_and_vars", "Gradients that are added up are not added up again."
 )
 
-# keras_hooks/replicas/loss_scaling.py
-AVERAGE_LOSS = PatchPoint(tf.nn, "compute_average_loss", "per_example_loss, sample_weight, global_batch_size", "As SCALE_LOSS.")
-REGULARIZATION_LOSS = PatchPoint(tf.nn, "scale_regularization_loss", "regularization_loss", "As SCALE_LOSS.")
-
 # keras_hooks/losses.py
 SCALE_LOSS = PatchPoint(
     keras_loss_module, "scale_loss_for_distribution", "value", "A replica's loss counts by its share of the examples."
@@ -163,6 +159,8 @@ CALL_LOSS = PatchPoint(
     keras.losses.Loss, "__call__", "self, y_true, y_pred, sample_weight", "A loss that is one number needs the whole batch."
 )
 COMPILE_LOSS = PatchPoint(CompileLoss, "__call__", "self, y_true, y_pred, sample_weight", "Without a reduction it is a sum.")
+AVERAGE_LOSS = PatchPoint(tf.nn, "compute_average_loss", "per_example_loss, sample_weight, global_batch_size", "As SCALE_LOSS.")
+REGULARIZATION_LOSS = PatchPoint(tf.nn, "scale_regularization_loss", "regularization_loss", "As SCALE_LOSS.")
 
 # keras_hooks/metric_updates.py
 UPDATE_MEAN = PatchPoint(

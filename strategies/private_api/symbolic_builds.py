@@ -2,15 +2,20 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies.private_api import keras_global_state
-from tfdist.strategies.private_api.checks import need
+from tfdist.strategies.private_api.checks import need, need_attributes, need_function
 
 _SCOPES = {"stateless_scope": "get_stateless_scope", "symbolic_scope": "get_symbolic_scope"}
 for _name, _function in _SCOPES.items():
     need(f"keras.src.backend.common.{_name}", _function)
+
+_Function: Any = need("keras.src.ops.function", "Function")
+need_function(_Function, "_run_through_graph", None, "replaces")
+need_attributes(_Function, "_outputs_struct")
 
 
 @contextlib.contextmanager
@@ -25,3 +30,22 @@ def left() -> Iterator[None]:
     finally:
         for name, scope in before.items():
             keras_global_state.set_global_attribute(name, scope)
+
+
+@contextlib.contextmanager
+def known_outputs(model: Any) -> Iterator[None]:
+    """Lets a functional model give symbolic outputs without calling its layers, if these are built and the shapes are known."""
+    graph = getattr(model, "_functional", model)  # Of a Sequential.
+    outputs = getattr(graph, "_outputs_struct", None)
+    is_built = outputs is not None and all(layer.built for layer in model._flatten_layers())
+    if not is_built or any(None in each.shape[1:] or each.sparse for each in tf.nest.flatten(outputs)):
+        yield
+        return
+    own = vars(graph)  # Not an assignment, which Keras would track.
+    own["_run_through_graph"] = lambda *args, **kwargs: tf.nest.map_structure(
+        lambda each: tf.compat.v1.placeholder(each.dtype, each.shape), outputs
+    )
+    try:
+        yield
+    finally:
+        del own["_run_through_graph"]

@@ -16,6 +16,7 @@ from tfdist.strategies.keras_hooks.replicas.function_arguments import (
     deciding_inputs,
     deciding_variables,
     functions_of,
+    operations_behind,
     outermost,
 )
 
@@ -54,7 +55,7 @@ def decides_by_examples(function: Any, arguments: int, assigning: Sequence[Any] 
     functions = functions_of(graph)
     if any(_is_from(each, examples) for inner in assigning for each in deciding_inputs(inner, graph) or ()):
         return True
-    for operation in _leading_to(graph.outputs):
+    for operation in operations_behind(graph.outputs):
         if not any(output.dtype.is_floating for output in operation.outputs):
             continue  # As of an assertion.
         if operation.type in _BRANCHES and _is_from(operation.inputs[0], examples) and _is_own(operation):
@@ -64,16 +65,6 @@ def decides_by_examples(function: Any, arguments: int, assigning: Sequence[Any] 
             if any(_is_from(operation.inputs[each], examples) for each in deciding_variables(condition, body, _SIZES)):
                 return True
     return False
-
-
-def _leading_to(tensors: Sequence[Any]) -> set[Any]:
-    """Returns the operations from which tensors are computed."""
-    found, seen = [tensor.op for tensor in tensors], set()
-    while found:
-        if (operation := found.pop()) not in seen:
-            seen.add(operation)
-            found += [tensor.op for tensor in operation.inputs]
-    return seen
 
 
 def _is_own(operation: Any) -> bool:

@@ -20,9 +20,6 @@ from tfdist.strategies.keras_hooks.checks import metric_sums
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
 from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 
-_MOST_VARIABLES = 256
-"""Variables of a model's metrics that are looked at. All tasks have to send each other as many numbers."""
-
 _SUM_GROWTH = 1.41
 """Of a step that draws random numbers: a sum over twice as many examples is about 2 times as large, a mean as large."""
 
@@ -97,8 +94,7 @@ class Judgement:
 
     def __init__(self, model: Any, replicas: int) -> None:
         self._model, self._replicas = model, replicas
-        self._variables = model.metrics_variables[:_MOST_VARIABLES]
-        self._kinds = np.full(_MOST_VARIABLES, _UNKNOWN)  # Of what a step adds to each variable.
+        self._kinds: dict[int, float] = {}  # Of what a step adds to each variable, by its id.
         self._warnings: list[str] = []
 
     def look_at(
@@ -118,7 +114,7 @@ class Judgement:
             own = [places[id(variable)] for variable in metric.variables if id(variable) in places]
             for place in own:
                 if growth[place] is not None:
-                    self._note(found[place], _AS_IT_IS)  # A step of the model's own tests may add something else.
+                    self._kinds[id(found[place])] = _AS_IT_IS  # A step of the model's own tests may add something else.
             if any(compares[place] for place in own):
                 self._warnings.append(
                     f"what an example adds to the metric {metric.name} depends on the other examples of its batch. Keep sums "
@@ -128,24 +124,18 @@ class Judgement:
             for place in own:
                 is_sum = abs((growth[place] or 1.0) - 2.0) < _SUM_TOLERANCE
                 if is_sum and not compares[place] and id(found[place]) in rightly:
-                    self._note(found[place], _SUM)
+                    self._kinds[id(found[place])] = _SUM
             own = [place for place in own if id(found[place]) not in rightly]
             numbers = [place for place in own if (growth[place] or _SUM_GROWTH) < _SUM_GROWTH]
             if not numbers or any(growth[place] is None for place in own):
                 continue  # Of a state to which the trial adds 0 nothing is known.
             if all(tf.as_dtype(found[place].dtype).is_floating for place in numbers):
-                for place in numbers:
-                    self._note(found[place], _NUMBER)
+                self._kinds.update((id(found[place]), _NUMBER) for place in numbers)
             else:
                 self._warnings.append(
                     f"the metric {metric.name} counts a batch once for each replica, in a variable of integers. Make it of "
                     'floats (dtype="float32")'
                 )
-
-    def _note(self, variable: Any, kind: float) -> None:
-        for place, each in enumerate(self._variables):
-            if each is variable:
-                self._kinds[place] = kind
 
     def apply(self, of_chief: Callable[[Any], Any], warns: bool) -> None:
         """Makes the replicas count so. All tasks have to call it.
@@ -154,9 +144,10 @@ class Judgement:
             of_chief: takes numbers and returns those of the first task: each has seen other examples.
             warns: whether this task logs what was found.
         """
-        if not self._variables:
+        if not (own := self._model.metrics_variables):
             return
-        kinds = [(v, kind) for v, kind in zip(self._variables, of_chief(self._kinds), strict=False) if kind != _UNKNOWN]
+        found = of_chief(np.array([self._kinds.get(id(variable), _UNKNOWN) for variable in own]))
+        kinds = [(variable, kind) for variable, kind in zip(own, found, strict=True) if kind != _UNKNOWN]
         for variables, counted in ((_by_share, _NUMBER), (_of_sums, _SUM)):
             for variable, kind in kinds:
                 if kind == counted:

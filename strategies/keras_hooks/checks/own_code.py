@@ -28,8 +28,7 @@ def has_own_updates(optimizer: Any) -> bool:
 def _has_own_regularizer(layer: Any) -> bool:
     """Returns whether the outputs of a layer are regularized by code that may compare the examples."""
     regularizer = layer.activity_regularizer
-    of_keras = is_known(regularizer if hasattr(regularizer, "__name__") else type(regularizer))
-    return not of_keras or isinstance(regularizer, keras.regularizers.OrthogonalRegularizer)
+    return not is_known(_code_of(regularizer)) or isinstance(regularizer, keras.regularizers.OrthogonalRegularizer)
 
 
 def has_own_code(model: Any) -> bool:
@@ -44,7 +43,7 @@ def has_own_code(model: Any) -> bool:
         or has_own_loss(model)
         or any(not isinstance(operation, keras.Layer) for operation in operations)  # `keras.ops` in a functional model.
         or any(not is_known(type(layer)) or isinstance(layer, keras.layers.Lambda) for layer in model._flatten_layers())
-        or any(not is_known(loss if callable(loss) and hasattr(loss, "__name__") else type(loss)) for loss in losses)
+        or any(not is_known(_code_of(loss)) for loss in losses)
         or any(_name_of(loss).lower() == "circle" for loss in losses)  # The one loss of Keras that compares examples.
     )
 
@@ -61,9 +60,14 @@ def has_own_test(model: Any) -> bool:
     return type(model).test_step is not TensorFlowTrainer.test_step or has_own_metrics(model)
 
 
+def _code_of(value: Any) -> Any:
+    """Returns a function or class as it is, and the class of any other value."""
+    return value if hasattr(value, "__name__") else type(value)
+
+
 def _name_of(loss: Any) -> str:
     """Returns the name of a loss of `compile`: of a function, of a class, of the class of an object, or as a string."""
-    return loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+    return loss if isinstance(loss, str) else str(_code_of(loss).__name__)
 
 
 def is_known(code: Any) -> bool:

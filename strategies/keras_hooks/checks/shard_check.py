@@ -123,13 +123,14 @@ class ShardCheck:
         logs: bool = True,
     ) -> None:
         self._model, self._strategy, self._replicas = model, strategy, replicas
-        self._warns, self._logs = warns, logs
-        self._trains = step == model.train_step
+        self._warns, self._logs, self._trains = warns, logs, step == model.train_step
         self._step = without_optionals(model, step)
         self._as_replica, self._of_chief = as_replica, of_chief
         # Code that runs eagerly counts its own calls, and a trial would be one more.
         self.is_open = (has_own_code(model) if self._trains else has_own_test(model)) and not model.run_eagerly
         """Whether the check is still to be made."""
+        self.unbuilt: Sequence[tuple[Any, Any]] = ()
+        """The updates of optimizers that have no variables yet, as (optimizer, variables), once the step was traced."""
         # Whether the gradients are needed. Else the outputs and the loss tell enough.
         self._is_whole = has_own_step(model) or has_own_updates(model.optimizer) or has_own_loss(model)
         self._names: Sequence[str | None] = ()  # Of what the step records.
@@ -176,12 +177,13 @@ class ShardCheck:
         """
         added = AddedLosses(self._model, self._of_chief)
         is_wanted = outcome.what is not None or not has_own_step(self._model)
-        if not (sums := added.agreed(outcome.sums if is_wanted else ())):
-            return outcome
-        other = self._outcome(halves, size, as_means=sums)
-        if not (sums := added.agreed(sums if other.is_known and other.what is None else ())):
-            return outcome
-        added.add_in_full(sums)
+        other = outcome
+        if sums := added.agreed(outcome.sums if is_wanted else ()):
+            found = self._outcome(halves, size, as_means=sums)
+            if sums := added.agreed(sums if found.is_known and found.what is None else ()):
+                other = found
+        if outcome.is_known:
+            added.add_in_full(sums)
         return other
 
     def _outcome(self, halves: Any, size: int, as_means: frozenset[int] = frozenset()) -> "_Outcome":
@@ -290,13 +292,16 @@ class ShardCheck:
     def _what_is_no_mean(self, places: Sequence[int], nodes: Sequence[Any]) -> str | None:
         """Returns what is to be said of a step that updates or assigns something that is no mean, at these places."""
         sizes = [self._names[place] for place in places]
-        assigned = [name for name in sizes if name not in (None, OUTPUT)]
-        if assigned:
+        if assigned := [name for name in sizes if name not in (None, OUTPUT)]:
             return self._what_is_assigned(assigned[0])
         return _SUM if None in sizes else self._what_else(nodes)
 
-    @staticmethod
-    def _what_is_assigned(name: str) -> str:
+    def _what_is_assigned(self, name: str) -> str:
+        if any((each.path, each.aggregation) == (name, "sum") for each in self._model.variables):
+            return (
+                f'it assigns {name}, which has aggregation="sum", something that is no sum over the examples, such as a mean '
+                "or a number of steps. The sum of what the replicas assign counts"
+            )
         return (
             f"it assigns {name} something that is no mean over the examples, such as the examples themselves, their "
             "sum or their number. Every replica has its own, and the mean of these counts, of integers the first"
@@ -371,7 +376,7 @@ class ShardCheck:
             state = Replica(
                 self._strategy, 0, tf.constant(1.0), recorded=recorded, draw=draw, examples=count(batch), as_means=as_means
             )
-            state.graph = tf.compat.v1.get_default_graph()
+            state.graph, state.unbuilt = tf.compat.v1.get_default_graph(), []
             with self._as_replica(), entered(state), variables_of(self._strategy), released(state):
                 if not self._trains or self._is_whole:
                     self._step(batch)
@@ -386,7 +391,7 @@ class ShardCheck:
                 self._shown = update_sources.what_shows(recorded, self._model)
                 self._integer = next(iter(state.integers), None) if self._trains else None
                 self._unseen = next(iter(state.unseen), None)
-                self._reads_replicas, self._branches = state.reads_replicas, state.branches
+                self._reads_replicas, self._branches, self.unbuilt = state.reads_replicas, state.branches, state.unbuilt or ()
                 projections, norms = summary([value for _, value in (*recorded, *counted, *added)])
                 alike = getattr(self._strategy.extended, "alike", tf.identity)
                 return alike(projections), alike(norms)

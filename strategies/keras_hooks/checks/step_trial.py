@@ -70,6 +70,33 @@ def variables_of(strategy: Any) -> Iterator[None]:
         yield
 
 
+class Assigned:
+    """In place of a variable's value: what a trial would assign to it. Gradients by the variable are those by what is read.
+
+    Args:
+        variable: the variable of TensorFlow.
+        value: what the trial would assign, a tensor.
+    """
+
+    def __init__(self, variable: Any, value: Any) -> None:
+        self._variable, self._value = variable, value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._variable, name)
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
+        read = tf.convert_to_tensor(self._variable)
+        return tf.cast(read + tf.stop_gradient(tf.cast(self._value, read.dtype) - read), dtype or read.dtype, name)
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    return lambda assigned, *operands: getattr(tf.convert_to_tensor(assigned), name)(*operands)
+
+
+for _name in tf.Tensor.OVERLOADABLE_OPERATORS:
+    setattr(Assigned, _name, _operator(_name))
+
+
 @contextlib.contextmanager
 def released(replica: Replica) -> Iterator[None]:
     """Gives variables their values back, in whose place the step of a replica reads what it would assign."""

@@ -42,23 +42,10 @@ def what_shows(recorded: Sequence[tuple[str | None, Any]], model: Any) -> str | 
 
 def _read_metric(values: Iterable[Any], model: Any) -> str | None:
     """Returns the name of a metric from whose state one of these tensors is computed; None if there is none."""
-    names = {
-        name: metric.name
-        for metric in metric_trial.leaves(model)
-        for variable in metric.variables
-        for name in resources(tf.convert_to_tensor(variable.value))
-    }
-    tensors = [tensor for value in values for tensor in tf.nest.flatten(value, expand_composites=True)]
-    waiting = [tensor.op for tensor in tensors if tf.is_symbolic_tensor(tensor)] if names else []
-    seen = set(waiting)
-    while waiting:
-        for operand in waiting.pop().inputs:
-            if operand.dtype == tf.resource and operand.name in names:
-                return str(names[operand.name])
-            if operand.op not in seen:
-                seen.add(operand.op)
-                waiting.append(operand.op)
-    return None
+    metrics = metric_trial.leaves(model)
+    names = {name: metric.name for metric in metrics for v in metric.variables for name in resources([v.value])}
+    found = resources(tf.nest.flatten(list(values), expand_composites=True)) if names else ()
+    return next((str(names[name]) for name in found if name in names), None)
 
 
 def _adds_noise(gradient: Any, left: int = _MOST_OPERATIONS) -> bool:

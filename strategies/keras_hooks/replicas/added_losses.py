@@ -17,9 +17,6 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
 
-_MOST_LAYERS = 256
-"""Layers of a model that are looked at. All tasks have to send each other as many numbers."""
-
 _TOLERANCE = 0.02
 """How far from 2 the growth of a sum may be."""
 
@@ -103,7 +100,7 @@ class AddedLosses:
     """
 
     def __init__(self, model: Any, of_chief: Any) -> None:
-        self._layers = model._flatten_layers()[:_MOST_LAYERS]
+        self._layers = model._flatten_layers()
         self._of_chief = of_chief
 
     def agreed(self, found: Collection[int]) -> frozenset[int]:
@@ -112,8 +109,12 @@ class AddedLosses:
         return frozenset(id(layer) for layer, one in zip(self._layers, self._of_chief(numbers), strict=True) if one)
 
     def add_in_full(self, found: Collection[int]) -> None:
-        """Lets the losses of layers with these ids count in full from now on."""
-        _sums.update({id(layer): layer for layer in self._layers if id(layer) in found})
+        """Lets the losses of layers with these ids count in full from now on, and those of no others of the model."""
+        for layer in self._layers:
+            if id(layer) in found:
+                _sums[id(layer)] = layer
+            else:
+                _sums.pop(id(layer), None)
 
 
 def sums_among(layers: Sequence[Any], growth: Sequence[float | None], compares: Sequence[bool]) -> set[int]:

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas import added_losses, replica_context
+from tfdist.strategies.keras_hooks.replicas.function_arguments import operations_behind
 from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 from tfdist.strategies.private_api import patches
 
@@ -18,6 +19,7 @@ _ADDS = ("AddV2", "AddN", "Sub")
 _KEEPS_A_SUM = (*_ADDS, "Identity", "Cast", "Reshape", "Squeeze", "Neg", "Mul", "RealDiv", "Sum", "StopGradient")
 """Operations after which a sum over examples still is one, if all but one of the operands do not depend on the batch."""
 
+_FIXED = ("Const", "ReadVariableOp")
 _REDUCES = ("Mean", "Sum", "Max", "Min", "Prod")
 
 _MOST_OPERATIONS = 100
@@ -122,15 +124,9 @@ def _divides_by_examples(operation: Any, rows: int | None) -> bool:
 
 def is_fixed(value: Any) -> bool:
     """Returns whether a tensor is made of constants and variables only."""
-    seen, waiting = set(), [value.op]
-    while waiting:
-        operation = waiting.pop()
-        seen.add(operation)
-        if operation.type in ("Const", "ReadVariableOp"):
-            continue
-        if not operation.inputs or len(seen) > _MOST_OPERATIONS:
+    for number, operation in enumerate(operations_behind([value], lambda each: each.type not in _FIXED)):
+        if operation.type not in _FIXED and (not operation.inputs or number >= _MOST_OPERATIONS):
             return False
-        waiting += {each.op for each in operation.inputs} - seen
     return True
 
 

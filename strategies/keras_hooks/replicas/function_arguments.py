@@ -4,13 +4,30 @@
 condition is true. The condition is computed from loop variables, which the body computes from others.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 MOST_OPERATIONS = 5000
 """Operations to look at. A predicate that is made of more may depend on anything."""
+
+
+def operations_behind(tensors: Iterable[Any], enters: Callable[[Any], bool] = lambda operation: True) -> Iterator[Any]:
+    """Yields the operations from which tensors are computed in the graph that has them, each once.
+
+    Args:
+        tensors: the tensors. Those without operations, such as numbers, are left out.
+        enters: returns whether to go on with the inputs of an operation.
+    """
+    waiting = list({tensor.op: None for tensor in tensors if tf.is_symbolic_tensor(tensor)})
+    seen = set(waiting)
+    while waiting:
+        operation = waiting.pop()
+        yield operation
+        found = [each.op for each in operation.inputs if each.op not in seen] if enters(operation) else []
+        seen.update(found)
+        waiting += dict.fromkeys(found)
 
 
 def functions_of(graph: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.interface import hooks_of
+from tfdist.strategies.keras_hooks.interface import is_data_parallel
 from tfdist.strategies.keras_hooks.replicas.function_arguments import deciding_inputs, outermost
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
@@ -43,7 +43,7 @@ def mean_to_come(replica: Replica, variable: Any) -> Any:
     """
     is_mean = (variable.aggregation, variable.synchronization) == ("mean", "auto") and tf.as_dtype(variable.dtype).is_floating
     is_of_replicas = is_mean and isinstance(variable._value, tf.distribute.DistributedValues)
-    return _local(replica, variable) if is_of_replicas and hasattr(hooks_of(replica.strategy), "layout") else None
+    return _local(replica, variable) if is_of_replicas and is_data_parallel(replica.strategy) else None
 
 
 def mean_of_rate(replica: Replica, variable: Any, value: Any) -> Any:
@@ -58,13 +58,13 @@ def mean_of_rate(replica: Replica, variable: Any, value: Any) -> Any:
     """
     is_rate = (variable.name, variable.aggregation) == ("learning_rate", "only_first_replica")
     is_taken = is_rate and not replica.reduced and replica.share is not None and replica.postponed is None
-    if not is_taken or not hasattr(hooks_of(replica.strategy), "layout"):
+    if not is_taken or not is_data_parallel(replica.strategy):
         return value
     is_eager = tf.executing_eagerly()
     if not is_eager and (replica.graph is not tf.compat.v1.get_default_graph() or not has_own_value(replica, id(variable))):
         return value
     share = tf.cast(replica.share, tf.float64)
-    total, whole = all_reduce_sum([tf.cast(value, tf.float64) * share, share])
+    total, whole = all_reduce_sum([counted(value, share), share])
     return tf.cast(tf.math.divide_no_nan(total, whole), variable.dtype)
 
 
@@ -77,7 +77,7 @@ def take_means(replica: Replica, variables: Any) -> None:
         replica: the current replica.
         variables: the Keras variables.
     """
-    if replica.share is None or not hasattr(hooks_of(replica.strategy), "layout"):
+    if replica.share is None or not is_data_parallel(replica.strategy):
         return
     own = [v for v in variables if has_own_value(replica, id(v)) and isinstance(v._value, tf.distribute.DistributedValues)]
     if not own:
@@ -87,12 +87,19 @@ def take_means(replica: Replica, variables: Any) -> None:
     is_first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
     first = of_first(replica)
     weights = [tf.cast(is_first, tf.float64) if id(variable) in first else share for variable in own]
-    values = [tf.cast(each, tf.float64) * weight for each, weight in zip(local, weights, strict=True)]
-    *sums, whole = all_reduce_sum([*values, share])
+    *sums, whole = all_reduce_sum([*map(counted, local, weights), share])
     for variable, each, total in zip(own, local, sums, strict=True):
         mean = total if id(variable) in first else tf.math.divide_no_nan(total, whole)
         each.assign(tf.cast(mean, each.dtype))
         replica.averaged.add(id(variable))
+
+
+def counted(value: Any, share: Any) -> Any:
+    """Returns a value in float64 times the share of a replica; zeros for one without examples, whose stand-in may give NaN."""
+    weighted = tf.cast(value, tf.float64) * share
+    if isinstance(value, tf.experimental.ExtensionType):
+        return weighted
+    return tf.where(share > 0, weighted, tf.zeros_like(weighted))
 
 
 def of_first(replica: Replica) -> set[int]:
@@ -112,7 +119,8 @@ def of_first(replica: Replica) -> set[int]:
 
 def has_own_value(replica: Replica, key: int) -> bool:
     """Returns whether the step has given this replica a value of its own of a Keras variable, by its id."""
-    return key not in replica.averaged and _differs(replica, key, _keys(replica), set())
+    is_own = key in replica.given and key not in replica.averaged
+    return is_own and _differs(replica, key, _keys(replica), set())
 
 
 def kept(replica: Replica) -> dict[int, Any]:
@@ -147,8 +155,8 @@ def _differs(replica: Replica, key: int, keys: dict[int, int], seen: set[int], o
     if replica.given[key][0].synchronization == "on_read":  # The state of a metric: each replica has its own.
         return True
 
-    def is_own(read: Any) -> bool:
-        handle = id(outermost(read.inputs[0])) if read.inputs else 0
+    def is_own(handle: Any) -> bool:
+        handle = id(outermost(handle))
         return handle in own or (handle in keys and _differs(replica, keys[handle], keys, {*seen, key}, of_random))
 
     if tf.executing_eagerly():  # What a step assigns may depend on anything.
@@ -158,7 +166,10 @@ def _differs(replica: Replica, key: int, keys: dict[int, int], seen: set[int], o
     deciding = [deciding_inputs(graph, replica.graph) for _, graph in values]
     if None in deciding:
         return True
-    return any(depends_on_batch(each, is_own, of_random) for each in [*_tensors(values), *tf.nest.flatten(deciding)])
+    tensors = [*_tensors(values), *tf.nest.flatten(deciding)]
+    if any(depends_on_batch(each, of_random=of_random) for each in tensors):
+        return True  # The usual case first: averages of layers, of which there are many. To look for handles takes long.
+    return any(depends_on_batch(each, is_own, of_random) for each in tensors)
 
 
 def _tensors(values: list[tuple[Any, Any]]) -> list[Any]:

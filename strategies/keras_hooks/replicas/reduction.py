@@ -1,4 +1,4 @@
-"""Sums over the replicas that compute a step together."""
+"""Sums over the replicas that compute a step together, and the dtypes in which values travel."""
 
 from typing import Any
 
@@ -6,8 +6,19 @@ import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.same_rows import with_values
-from tfdist.strategies.keras_hooks.replicas.sent_dtypes import sent_as
 from tfdist.strategies.private_api import batch_reduce_destination
+
+_SENT_AS = {
+    **dict.fromkeys((tf.bfloat16, tf.dtypes.experimental.float8_e4m3fn, tf.dtypes.experimental.float8_e5m2), tf.float32),
+    **dict.fromkeys((tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16), tf.int32),
+    **dict.fromkeys((tf.uint32, tf.uint64), tf.int64),
+}
+"""Dtypes that TensorFlow's collectives refuse, and those in which such values travel."""
+
+
+def sent_as(dtype: Any) -> Any:
+    """Returns a dtype that holds all values of `dtype` and can be broadcast and gathered; `dtype` itself if it can."""
+    return _SENT_AS.get(dtype, dtype)
 
 
 def all_reduce_sum(gradients: list[Any], same_rows: list[bool] | None = None) -> list[Any]:

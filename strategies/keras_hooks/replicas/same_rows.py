@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.private_api import is_stateful_operation
+from tfdist.strategies.keras_hooks.replicas.function_arguments import operations_behind
+from tfdist.strategies.private_api import branches_of, is_stateful_operation
 
 _MOST_OPERATIONS = 1000
 """Operations to look at. Rows that are computed in more of them count as those of a batch."""
 
 _SIZES = ("Shape", "ShapeN", "Size")
 _READS = ("ReadVariableOp", "VarHandleOp")
+_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+_MAY_READ = (*_READS, *_BRANCHES)
 _RANDOM = ("Random", "Multinomial", "TruncatedNormal", "StatelessShuffle")
 """Parts of the types of operations that draw random numbers."""
 
@@ -175,12 +178,12 @@ def _source(rows: Any) -> Any:
             return rows
 
 
-def depends_on_batch(value: Any, is_own: Callable[[Any], bool] = lambda read: False, of_random: bool = True) -> bool:
+def depends_on_batch(value: Any, is_own: Callable[[Any], bool] = lambda handle: False, of_random: bool = True) -> bool:
     """Returns whether a tensor may be computed from the arguments of the step, random numbers or the number of examples.
 
     Args:
         value: a tensor of the step that is traced.
-        is_own: returns whether an operation reads a variable of which each replica has another value.
+        is_own: returns whether a handle is that of a variable of which each replica has another value.
         of_random: whether random numbers count, of which each replica draws its own.
     """
     found, seen = [value], set()
@@ -195,7 +198,7 @@ def depends_on_batch(value: Any, is_own: Callable[[Any], bool] = lambda read: Fa
             if outer is None:
                 return True
             found.append(outer)
-        elif operation.type in _READS and is_own(operation):
+        elif operation.type in _MAY_READ and any(each.dtype == tf.resource and is_own(each) for each in operation.inputs):
             return True
         elif operation.type in _READS or _is_length(operation):
             continue  # Replicas have the same variables, and sequences of the same length.
@@ -203,11 +206,19 @@ def depends_on_batch(value: Any, is_own: Callable[[Any], bool] = lambda read: Fa
             if of_random:
                 return True
             found += operation.inputs
-        elif operation.type in _SIZES or is_stateful_operation(operation.type) or len(seen) > _MOST_OPERATIONS:
+        elif operation.type in _SIZES or _may_be_any(operation) or len(seen) > _MOST_OPERATIONS:
             return True
         else:
             found += operation.inputs[:1] if operation.type in _KEEP_ORDER else operation.inputs
     return False
+
+
+def _may_be_any(operation: Any) -> bool:
+    """Returns whether the result of an operation may depend on more than its inputs; a branch may read variables in it."""
+    if operation.type not in _BRANCHES:
+        return is_stateful_operation(operation.type)
+    inner = [each.type for graph in branches_of(operation) for each in graph.get_operations()]
+    return any((is_stateful_operation(each) and each not in _READS) or any(part in each for part in _RANDOM) for each in inner)
 
 
 def draws(operation: Any) -> bool:
@@ -216,16 +227,8 @@ def draws(operation: Any) -> bool:
         return False
     if not operation.type.startswith("Stateless"):
         return True
-    found, seen = [tensor.op for tensor in operation.inputs], set()
-    while found:
-        operation = found.pop()
-        if operation in seen or operation.type in ("Const", *_KEYS[1:]):
-            continue
-        if not operation.inputs:
-            return True
-        seen.add(operation)
-        found += [tensor.op for tensor in operation.inputs]
-    return False
+    behind = operations_behind(operation.inputs)
+    return any(not each.inputs and each.type not in ("Const", *_KEYS[1:]) for each in behind)
 
 
 def _is_length(operation: Any) -> bool:

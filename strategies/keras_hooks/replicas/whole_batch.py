@@ -13,9 +13,8 @@ import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.held_updates import HeldUpdates
-from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
+from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum, sent_as
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
-from tfdist.strategies.keras_hooks.replicas.sent_dtypes import sent_as
 from tfdist.strategies.private_api import keras_loss_module
 from tfdist.strategies.private_api.own_gradients import register, with_gradient
 

@@ -3,12 +3,13 @@
 import pytest
 
 from tfdist.strategies.keras_hooks import variables
-from tfdist.strategies.private_api import KerasVariable, patches
+from tfdist.strategies.private_api import patches
 
 
 @pytest.fixture
 def hooked_variables(monkeypatch):
     """Lets Keras' variables ask tfdist alone, until the end of the test."""
-    monkeypatch.setattr(KerasVariable, "_direct_assign", patches.DIRECT_ASSIGN.original)
-    monkeypatch.setattr(patches.DIRECT_ASSIGN, "_replacements", [])
+    for point in (patches.DIRECT_ASSIGN, *patches.ASSIGN_IN_PLACE.values()):
+        monkeypatch.setattr(point.owner, point.name, point.original)
+        monkeypatch.setattr(point, "_replacements", [])
     variables.install()

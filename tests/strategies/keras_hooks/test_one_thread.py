@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tfdist.strategies.keras_hooks import one_thread
+from tfdist.strategies.keras_hooks import calls
 
 
 def named(name, function):
@@ -13,9 +13,13 @@ def named(name, function):
     return function
 
 
-def called(name, function=lambda model: None, hooks=True):
+left = []
+HOOKS = SimpleNamespace(leave_call=left.append)
+
+
+def called(name, function=lambda model: None, hooks=HOOKS):
     model = SimpleNamespace(name="model", distribute_strategy=SimpleNamespace(tfdist_hooks=hooks))
-    return one_thread._call(named(name, function), model)
+    return calls._call(named(name, function), model)
 
 
 def in_another_thread(*arguments):
@@ -39,12 +43,13 @@ def test_a_call_beside_one_of_another_thread_is_refused_and_the_other_goes_on():
     assert called("fit", fit) == 5
 
 
-def test_a_call_that_has_failed_is_over():
+def test_a_call_that_has_failed_is_over_and_the_strategy_knows():
     def fail(model):
         raise ValueError
 
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError) as caught:
         called("fit", fail)
+    assert left == [caught.value]
     assert in_another_thread("fit", lambda model: 6) == 6
 
 

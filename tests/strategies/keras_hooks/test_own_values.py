@@ -48,6 +48,18 @@ STEPS = {
         {"count"},
     ),
     "a constant, in a branch": (in_branch(lambda kept, x: ops.mean(x) > 0, lambda kept: kept.weight.assign(2.0)), {"weight"}),
+    "a weight that a branch by variables computes": (
+        lambda kept, x: kept.weight.assign(ops.cond(kept.weight > 0, lambda: kept.weight / ops.abs(kept.weight), lambda: 1.0)),
+        set(),
+    ),
+    "what a branch reads of a metric": (
+        lambda kept, x: kept.weight.assign(ops.cond(kept.count > 0, lambda: kept.metric.total * 1.0, lambda: 1.0)),
+        {"weight"},
+    ),
+    "what a branch draws": (
+        lambda kept, x: kept.weight.assign(ops.cond(kept.count > 0, lambda: keras.random.normal(()), lambda: 1.0)),
+        {"weight"},
+    ),
     "an average of weights, in a branch by a number of steps": (
         in_branch(lambda kept, x: kept.count > 3, lambda kept: kept.follow(kept.weight)),
         set(),

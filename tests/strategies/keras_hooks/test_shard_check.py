@@ -12,6 +12,8 @@ ONE_BY_ONE = "what an example adds to an update depends on the other examples of
 WARNED = {
     "contrastive": ONE_BY_ONE,
     "a_contrastive_step_that_assigns_in_a_branch": ONE_BY_ONE,
+    "a_trained_weight_that_the_step_sets_first": ONE_BY_ONE,
+    "a_mean_in_a_sum_over_the_replicas": 'has aggregation="sum", something that is no sum over the examples',
     "normalized_by_hand": ONE_BY_ONE,
     "a_sum_of_the_examples": "an update depends on the number of examples",
     "a_sum_with_random_numbers": "an update depends on the number of examples",
@@ -58,6 +60,7 @@ EQUAL = (
     "random_numbers",
     "few_random_numbers",
     "a_moving_average",
+    "a_sum_over_the_replicas",
     "a_mean_that_assigns_in_a_branch",
     "an_optimizer_that_centralizes_gradients",
     "connectionist_temporal_losses_that_a_layer_adds",

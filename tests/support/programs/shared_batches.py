@@ -13,16 +13,9 @@ import shared_branches  # noqa: F401 (it adds its cases)
 import shared_losses  # noqa: F401 (so does it)
 import tensorflow as tf
 from keras import layers, ops
-from shared_models import CASES, X, Y, case, cross_entropies, own, similarities, small
+from shared_models import CASES, X, Y, case, changed_by, cross_entropies, own, similarities, small
 
 import tfdist
-
-
-def changed_by(name, layer):
-    model = keras.Sequential([keras.Input((6,)), layers.Dense(4), layer, layers.Dense(1)], name=name)
-    model.compile("sgd", "mse")
-    return model
-
 
 # Steps that replicas compute differently.
 

@@ -1,8 +1,7 @@
-"""Cases of shared_batches.py: steps that assign variables in branches."""
+"""Cases of shared_batches.py: steps that assign variables, also in branches."""
 
-import keras
 from keras import layers, ops
-from shared_models import case, cross_entropies, own, similarities
+from shared_models import case, changed_by, cross_entropies, own, similarities
 
 
 def assigned_in_branch(name, condition, **kwargs):
@@ -52,7 +51,47 @@ class BeginsByTheBatch(layers.Layer):
 
 @case
 def a_weight_that_begins_by_the_batch_in_a_branch():
-    net = [keras.Input((6,)), layers.Dense(4), BeginsByTheBatch(name="norm"), layers.Dense(1)]
-    model = keras.Sequential(net, name="a_weight_that_begins_by_the_batch_in_a_branch")
-    model.compile("sgd", "mse")
-    return model
+    return changed_by("a_weight_that_begins_by_the_batch_in_a_branch", BeginsByTheBatch(name="norm"))
+
+
+class Centers(layers.Layer):
+    """Subtracts a trained weight that it sets to the mean of the batch before."""
+
+    def build(self, shape):
+        self.center = self.add_weight(shape=(shape[-1],), initializer="zeros", name="center")
+
+    def call(self, x, training=False):
+        if training:
+            self.center.assign(ops.mean(x, axis=0))
+        return ops.tanh(x - self.center)
+
+
+class AddsUp(layers.Layer):
+    """Adds up something of its inputs in a variable of which TensorFlow takes the sum over the replicas."""
+
+    def __init__(self, reduce):
+        super().__init__()
+        self.reduce = reduce
+
+    def build(self, shape):
+        self.total = self.add_weight(shape=(shape[-1],), trainable=False, aggregation="sum", name="total")
+
+    def call(self, x, training=False):
+        if training:
+            self.total.assign_add(self.reduce(x, axis=0))
+        return x
+
+
+@case
+def a_trained_weight_that_the_step_sets_first():
+    return changed_by("a_trained_weight_that_the_step_sets_first", Centers())
+
+
+@case
+def a_sum_over_the_replicas():
+    return changed_by("a_sum_over_the_replicas", AddsUp(ops.sum))
+
+
+@case
+def a_mean_in_a_sum_over_the_replicas():
+    return changed_by("a_mean_in_a_sum_over_the_replicas", AddsUp(ops.mean))

@@ -183,6 +183,66 @@ def functions_that_run_eagerly(scope):
         tf.config.run_functions_eagerly(False)
 
 
+class AddsUp(keras.layers.Layer):
+    """Adds up its inputs and counts them, in variables of which TensorFlow takes the sum over the replicas."""
+
+    def build(self, shape):
+        sums = {"initializer": "zeros", "trainable": False, "aggregation": "sum"}
+        self.total = self.add_weight(shape=(shape[-1],), name="total", **sums)
+        self.examples = self.add_weight(shape=(), dtype="int32", name="examples", **sums)
+
+    def call(self, x, training=False):
+        if training:
+            self.total.assign_add(ops.sum(x, axis=0))
+            self.examples.assign_sub(-ops.cast(ops.shape(x)[0], "int32"))
+        return x
+
+
+@case
+def sums_over_the_replicas(scope):
+    ways = {"compiled": {}, "eager": {"run_eagerly": True}, "in a loop": {"steps_per_execution": 3}}
+    return {name: trained(scope, lambda: [AddsUp()], **arguments) for name, arguments in ways.items()}
+
+
+class AddsSumOrMean(keras.layers.Layer):
+    reduce = staticmethod(ops.sum)
+
+    def call(self, x):
+        self.add_loss(0.01 * self.reduce(ops.square(x)))
+        return x
+
+
+@case
+def an_added_loss_that_is_a_sum_before_another_compile(scope):
+    with scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), AddsSumOrMean(), keras.layers.Dense(1)])
+    losses = []
+    for model.layers[1].reduce in (ops.sum, ops.mean):
+        model.compile(keras.optimizers.SGD(0.02), "mse")
+        losses += model.fit(X, Y, batch_size=10, shuffle=False, verbose=0).history["loss"]
+    return results_of(model, losses)
+
+
+class CountsExamples(keras.Sequential):
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.examples.update_state(ops.shape(data[0])[0])
+        return {**logs, "examples": self.examples.result()}
+
+
+@case
+def a_number_of_examples_that_the_step_knows(scope):
+    results = {}
+    for name, arguments in {"compiled": {}, "eager": {"run_eagerly": True}}.items():
+        with scope():
+            model = CountsExamples([keras.Input((4,)), keras.layers.Dense(1)])
+            model.examples = keras.metrics.Sum(name="examples")
+            model.compile("sgd", "mse", **arguments)
+        results[name] = [float(model.train_on_batch(X[:8], Y[:8], return_dict=True)["examples"]) for _ in range(2)]
+    return results
+
+
 class LogsNone(keras.Sequential):
     def train_step(self, data):
         return {**super().train_step(data), "absent": None}
