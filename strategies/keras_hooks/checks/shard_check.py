@@ -232,9 +232,8 @@ class ShardCheck:
             return None
         differences, norms, aa = compared(function, first, second, self._has_weights)
         a = [value.numpy() for value in function(first, tf.constant(0))]
-        tolerance = _GPU_TOLERANCE if tf.config.list_logical_devices("GPU") else _TOLERANCE
-        if "16" in keras.backend.standardize_dtype(self._model.compute_dtype):
-            tolerance = _HALF_TOLERANCE
+        is_half = "16" in keras.backend.standardize_dtype(self._model.compute_dtype)
+        tolerance = _HALF_TOLERANCE if is_half else _GPU_TOLERANCE if tf.config.list_logical_devices("GPU") else _TOLERANCE
         least = np.array([LEAST_NORM if name in (None, OUTPUT) else LEAST_CHANGE for name in self._names])
         is_random = any("Random" in node.op for node in nodes)
         outcome = _Outcome(metric_trial.Judgement(self._model, self._replicas), is_known=True)
