@@ -70,8 +70,8 @@ def test_connections_within_this_machine_do_not_use_its_link():
 def test_the_probe_tells_a_process_that_computes_from_one_that_sleeps(monkeypatch):
     monkeypatch.setattr(use_probe, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(use_probe, "MOST_COST", 1.0)
-    monkeypatch.setattr(use_probe, "LEAST_SECONDS", 0.3)
-    monkeypatch.setattr(use_probe, "REPORT_SECONDS", 0.4)
+    monkeypatch.setattr(use_probe, "LEAST_SECONDS", 0.8)
+    monkeypatch.setattr(use_probe, "REPORT_SECONDS", 1.0)
     programs = {"worker:0": "print(flush=True)\nwhile True: pass", "ps:0": "print(flush=True)\nimport time; time.sleep(60)"}
     processes = {name: subprocess.Popen([sys.executable, "-c", text], stdout=-1) for name, text in programs.items()}
     try:
