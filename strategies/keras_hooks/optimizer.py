@@ -68,7 +68,6 @@ def install() -> None:
 
 def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
     replica = replica_context.current()
-    trainable_variables = None if trainable_variables is None else list(trainable_variables)  # It may be a generator.
     if step_build.is_building():
         return None
     grads, trainable_variables = list(grads), None if trainable_variables is None else list(trainable_variables)
