@@ -15,7 +15,7 @@ from tfdist.strategies.data_parallel.same_calls import SameCalls
 from tfdist.strategies.data_parallel.same_reads import SameReads
 from tfdist.strategies.keras_hooks.replicas.reduction import sent_as
 from tfdist.strategies.model_parallel import task_span
-from tfdist.strategies.private_api.ring_sums import GROUPS, RingSums
+from tfdist.strategies.private_api.ring_sums import GROUPS, OF_REPLICA, RingSums
 
 END_SECONDS = 60.0
 """How long the first task waits at its end for the tasks of other replicas."""
@@ -45,7 +45,7 @@ class TaskGroups:
         self._is_chief = task == 0
         assert 1 + self.replicas + spanned < GROUPS
         self._all = RingSums(device, tasks, kind=_ALL)
-        of_replica = RingSums(device, spanned, 1 + self.replica, kind=_REPLICA)
+        of_replica = RingSums(device, spanned, 1 + self.replica, kind=_REPLICA, name=OF_REPLICA)
         self._position = RingSums(device, self.replicas, 1 + self.replicas + position, kind=_POSITION)
         first = self.replica * spanned
         self._reads = SameReads(calls, calls.names[first : first + spanned])

@@ -29,6 +29,9 @@ FIRST_GROUP = 2**30
 GROUPS = 2**12
 """Most groups of tasks that a program has."""
 
+OF_REPLICA = "tfdist_of_replica"
+"""The name of the operations among the tasks of one replica."""
+
 _KEYS_OF_KIND = 2**28
 
 FIRST_NUMBERED_KEY = FIRST_KEY + 3 * _KEYS_OF_KIND
@@ -44,10 +47,11 @@ class RingSums:
         size: the number of tasks.
         group: the number of the group, below `GROUPS`. No other group of the program has it.
         kind: the number of its kind of groups, from 0 to 2. A task is in one group of each kind at most.
+        name: the name of the operations. Default: that of TensorFlow.
     """
 
-    def __init__(self, device: str, size: int, group: int = 0, kind: int = 0) -> None:
-        self._device, self._size, self._group = device, size, FIRST_GROUP + group
+    def __init__(self, device: str, size: int, group: int = 0, kind: int = 0, name: str | None = None) -> None:
+        self._device, self._size, self._group, self._name = device, size, FIRST_GROUP + group, name
         # Messages between two tasks are told apart by these keys, whatever their groups.
         self._firsts = itertools.count(FIRST_KEY + kind * _KEYS_OF_KIND, CYCLE)
         self._keys: dict[Any, _Keys] = {}
@@ -91,6 +95,7 @@ class RingSums:
                 instance_key=key,
                 ordering_token=[],
                 communication_hint="ring",
+                name=self._name,
                 **kwargs,
             )
 

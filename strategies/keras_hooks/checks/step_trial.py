@@ -13,6 +13,7 @@ from tfdist.strategies.keras_hooks.checks.own_code import has_own_metrics
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
 from tfdist.strategies.keras_hooks.replicas.same_rows import each_once
 from tfdist.strategies.private_api import is_stateful_operation
+from tfdist.strategies.private_api.ring_sums import OF_REPLICA
 
 MOST_EXAMPLES = 4
 """Examples in each of the two parts."""
@@ -42,9 +43,8 @@ _RAISES = ("Assert", "CheckNumerics", "CheckNumericsV2")  # `keras.ops.cholesky`
 _LOOKUPS = ("LookupTableFindV2", "LookupTableSizeV2", "HashTableV2")
 _MAKES_EMPTY = ("Empty",)  # As `keras.ops.ctc_loss`, which then fills it. TensorFlow calls it stateful.
 _OF_GPUS = ("CudnnRNNV3", "CudnnRNNBackpropV3")  # Of Keras' recurrent layers. They draw for a dropout, which Keras leaves at 0.
-_OF_TASKS = ("CollectiveReduceV2", "CollectiveGatherV2")  # Of one replica (`model_parallel`): all of them run the trial.
 _CONTAINERS = ("StatefulPartitionedCall", "If", "While", "Case")
-_HARMLESS = frozenset((*_READS, *_RAISES, *_LOOKUPS, *_MAKES_EMPTY, *_OF_GPUS, *_OF_TASKS, *_CONTAINERS))
+_HARMLESS = frozenset((*_READS, *_RAISES, *_LOOKUPS, *_MAKES_EMPTY, *_OF_GPUS, *_CONTAINERS))
 """Stateful operations that a trial may run: they change nothing, and give the same result again."""
 
 _OF_VARIABLES = ("initial_value", "trainable", "name", "dtype", "aggregation", "synchronization", "shape")
@@ -278,7 +278,9 @@ def nodes_of(function: Any) -> list[Any]:
 
 def changing_operations(nodes: Sequence[Any]) -> set[str]:
     """Returns the types of operations that may change something, or give another result when they run again."""
-    return {node.op for node in nodes if node.op not in _HARMLESS and is_stateful_operation(node.op)}
+    # All tasks of one replica run the trial (`model_parallel`). Those of others may run it another number of times.
+    own = (node for node in nodes if node.op not in _HARMLESS and OF_REPLICA not in node.name)
+    return {node.op for node in own if is_stateful_operation(node.op)}
 
 
 def what_changes(function: Any, changes: set[str], updates: int) -> str:

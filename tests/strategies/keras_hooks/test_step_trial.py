@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.checks.step_trial import changing_operations, summary
+from tfdist.strategies.keras_hooks.checks.step_trial import changing_operations, nodes_of, summary
+from tfdist.strategies.private_api.ring_sums import OF_REPLICA, RingSums
 
 
 def test_rows_of_a_table_are_summed_up_as_the_whole_table_without_making_it():
@@ -18,5 +19,13 @@ def test_rows_of_a_table_are_summed_up_as_the_whole_table_without_making_it():
 
 
 def test_recurrent_layers_on_gpus_change_nothing():
-    found = [SimpleNamespace(op=name) for name in ("MatMul", "CudnnRNNV3", "CudnnRNNBackpropV3", "AssignVariableOp")]
-    assert changing_operations(found) == {"AssignVariableOp"}
+    kinds = ("MatMul", "CudnnRNNV3", "CudnnRNNBackpropV3", "AssignVariableOp")
+    assert changing_operations([SimpleNamespace(op=kind, name="") for kind in kinds]) == {"AssignVariableOp"}
+
+
+def test_only_collectives_among_the_tasks_of_one_replica_change_nothing():
+    @tf.function
+    def both(value):
+        return RingSums("CPU:0", 2, name=OF_REPLICA).sum(value), RingSums("CPU:0", 2).gather(value)
+
+    assert changing_operations(nodes_of(both.get_concrete_function(tf.zeros(2)))) == {"CollectiveGatherV2"}
