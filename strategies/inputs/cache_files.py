@@ -5,7 +5,8 @@ would then write the same files, and tf.data lets one process write a cache: "Th
 running". So the tasks after the first, and the evaluator, add their names to those of the files.
 
 TensorFlow knows who writes by a file `images_0.lockfile`, which is there until the first epoch has ended. A task that is killed
-before leaves it, and would get that error whenever it is started again.
+before leaves it, and would get that error whenever it is started again. It is removed where only processes that this one sees
+can have made it: on a disk of this machine, and not in a container.
 """
 
 import contextlib
@@ -22,6 +23,9 @@ from tfdist.strategies.private_api import patches
 
 _UNFINISHED = re.compile(r"_\d+\.(lockfile|.*\.tempstate\d+)")
 """What the files of a cache that is being written have after its name."""
+
+_ALL_PROCESSES = "pid:[4026531836]"
+"""The namespace of processes of a machine (PROC_PID_INIT_INO in Linux' proc_ns.h). A container has another one."""
 
 _task = ""
 _log = logging.getLogger("tfdist")
@@ -51,11 +55,18 @@ def _cache(original: Callable[..., Any], dataset: Any, filename: Any = "", name:
 def _remove_unfinished(cache: str) -> None:
     """Removes what was written of a cache by a process of this user that has ended."""
     found = [each for each in glob.glob(f"{glob.escape(cache)}_*") if _UNFINISHED.fullmatch(each.removeprefix(cache))]
-    if not found or any(os.stat(each).st_uid != os.geteuid() for each in found) or _are_open(found):
+    is_ours = bool(found) and all(os.stat(each).st_uid == os.geteuid() for each in found)
+    if not is_ours or not _is_of_this_machine(found[0]) or _are_open(found):
         return
     for each in found:
         os.remove(each)
     _log.warning("the cache %s was not complete when the process that wrote it has ended: it is written anew", cache)
+
+
+def _is_of_this_machine(path: str) -> bool:
+    """Returns whether only processes that this one sees can write a file."""
+    # File systems that have no disk of their own, such as those of a network, have the major number 0.
+    return os.major(os.stat(path).st_dev) != 0 and os.readlink("/proc/self/ns/pid") == _ALL_PROCESSES
 
 
 def _are_open(paths: list[str]) -> bool:
