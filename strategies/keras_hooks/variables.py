@@ -86,8 +86,11 @@ def _record(replica: replica_context.Replica, recorded: list[Any], variable: Any
         replica.unseen += [variable.path] if depends_on_batch(tensor, of_random=False) else []
         return
     _, before = replica.held.get(id(variable), (variable, variable._value))
-    parts = before.as_split() if hasattr(before, "as_split") else before  # Of a sharded variable (`model_parallel`).
-    recorded.append((variable.path, step_trial.change(tensor, tf.convert_to_tensor(parts))))
-    if graph is replica.graph:  # What follows in the step reads what it has assigned.
+    is_sharded = hasattr(before, "as_split")  # See `model_parallel`.
+    recorded.append(
+        (variable.path, step_trial.change(tensor, tf.convert_to_tensor(before.as_split() if is_sharded else before)))
+    )
+    # What follows in the step reads what it has assigned, but not the parts of a weight, of which it may still take gradients.
+    if graph is replica.graph and not (is_sharded and variable.trainable):
         replica.held.setdefault(id(variable), (variable, variable._value))
-        variable._value = step_trial.Assigned(before, tensor)
+        variable._value = tensor if is_sharded else step_trial.Assigned(before, tensor)
