@@ -278,7 +278,8 @@ def test_a_probe_measures_an_unchanged_program_and_leaves_nothing(start, tmp_pat
 
         of = configurations.for_strategies
         configurations.for_strategies = lambda wanted: of({*wanted, "multi_worker_mirrored"})
-        probe.MEASURED_SECONDS = probe.LEAST_SECONDS = window.WARM_SECONDS = 0.5
+        probe.MEASURED_SECONDS = probe.LEAST_SECONDS = 1.0
+        window.WARM_SECONDS = 0.5
         sys.exit(main(sys.argv[1:]))
     """
     (tmp_path / "quick.py").write_text(textwrap.dedent(quick))
