@@ -38,7 +38,7 @@ class DataParallelExtended(MirroredExtended):
         return value
 
     def alike(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns the value that a tensor has in the first task of the replica: other tasks may have rounded otherwise."""
+        """Returns the value that a tensor has in the first task of the replica: other tasks may have rounded differently."""
         return value
 
     def check_same(self, nested: Any) -> None:

@@ -71,7 +71,9 @@ def variables_of(strategy: Any) -> Iterator[None]:
 
 
 class Assigned:
-    """In place of a variable's value: what a trial would assign to it. Gradients by the variable are those by what is read.
+    """Stands for the value of a variable that a trial would assign.
+
+    A gradient with respect to the value that is read counts as one with respect to the variable.
 
     Args:
         variable: the variable of TensorFlow.
