@@ -134,11 +134,17 @@ class PipedProcess(Process):
 class WarmPython:
     """The process that forks them. Close it at the end."""
 
-    def __init__(self, mark: str, *modules: str) -> None:
-        """`mark` is the variable that each environment has, with 32 characters; `modules` are imported instead of TensorFlow."""
+    def __init__(self, mark: str, *modules: str, **variables: str) -> None:
+        """Starts it.
+
+        Args:
+            mark: the variable that each environment has, with 32 characters.
+            modules: what is imported instead of TensorFlow.
+            variables: the environment of the import, beside that of this process.
+        """
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environ = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-        environ |= {mark: "0" * 32, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        environ |= {mark: "0" * 32, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2", **variables}
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno()), mark, *modules],
             pass_fds=[theirs.fileno()],
