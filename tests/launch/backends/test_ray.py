@@ -56,6 +56,7 @@ class RayHere:
             "TEST_FOLDER": str(folder),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",  # A token would be a file in the home folder.
+            "RAY_prestart_worker_first_driver": "0",  # A Python for each core, at the start of each job.
             MARK: self.mark,
         }
         before = dict(os.environ)
@@ -64,7 +65,7 @@ class RayHere:
             # A node replaces the files that it finds: those of another node on the same machine, which is about to use them.
             self.folders = ({"runtime_env_dir_name": f"runtime_resources-{number}"} for number in itertools.count())
             small = {"object_store_memory": 80 << 20, "include_dashboard": False}
-            self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **small})
+            self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "no_monitor": True, **small})
             self.cluster.add_node(num_cpus=2, num_gpus=1, object_store_memory=80 << 20, **next(self.folders))
             self.add_node()
         finally:
@@ -181,10 +182,11 @@ def test_arguments_variables_output_and_report_arrive_and_every_task_has_a_port_
 
 
 def test_a_task_that_fails_ends_all_and_is_named_and_a_shared_folder_is_used(here):
-    body = SERVES + "if me['index'] == 2: print('my last words', os.getcwd(), flush=True); sys.exit(7)\ntime.sleep(600)"
-    code, output = here.run(body, "--ray_folder", str(here.folder / "work"), "--ray_placement", "SPREAD")
+    body = SERVES + "if me['index'] == 1: print('my last words', os.getcwd(), flush=True); sys.exit(7)\ntime.sleep(600)"
+    words = ("--ray_folder", str(here.folder / "work"), "--ray_placement", "SPREAD")
+    code, output = here.run(body, *words, description='{"worker": 2}')
     assert code == 7
-    assert "tfdist: worker:2 failed first: it exited with 7" in output
+    assert "tfdist: worker:1 failed first: it exited with 7" in output
     assert f"my last words {here.folder / 'work'}" in output.rpartition("the last lines of")[2]
     assert here.left(within=5) == {}
 
@@ -256,8 +258,8 @@ def test_a_worker_of_hogwild_is_restarted_alone_and_all_tasks_die_with_a_killed_
 
 
 def test_a_head_that_gives_no_answer_ends_the_job_before_ray_ends_the_launcher(here):
-    launcher = here.start(SERVES + "time.sleep(600)", "--summary", "lost.json", TEST_SILENT="4")
-    here.pids(3)
+    launcher = here.start(SERVES + "time.sleep(600)", "--summary", "lost.json", description='{"worker": 1}', TEST_SILENT="4")
+    here.pids(1)
     head = here.cluster.head_node.all_processes["gcs_server"][0].process
     head.send_signal(signal.SIGSTOP)
     try:
@@ -270,6 +272,7 @@ def test_a_head_that_gives_no_answer_ends_the_job_before_ray_ends_the_launcher(h
     assert here.left(within=5) == {}
 
 
+@pytest.mark.release  # test_ssh.py trains under agents, which are the same, and the other tests here place tasks.
 def test_chief_worker_and_ps_train_on_three_nodes(here):
     body = """
 import keras
