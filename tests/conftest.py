@@ -28,16 +28,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Those with the longest time limits take longest, then those with the most tests of clusters.
     """
 
-    def weight(item: pytest.Item) -> tuple[float, int]:
-        if item.get_closest_marker("cluster") is None:
-            return 0, 0
-        limit = item.get_closest_marker("timeout")
-        return limit.args[0] if limit else 0, 1
-
     weights: dict[Path, tuple[float, int]] = {}
     for item in items:
-        limit, count = weights.get(item.path, (0, 0))
-        weights[item.path] = (max(limit, weight(item)[0]), count + weight(item)[1])
+        limit, count = weights.setdefault(item.path, (0, 0))
+        if item.get_closest_marker("cluster") is not None:
+            mark = item.get_closest_marker("timeout")
+            weights[item.path] = (max(limit, mark.args[0] if mark else 0), count + 1)
     items.sort(key=lambda item: weights[item.path], reverse=True)
 
 
