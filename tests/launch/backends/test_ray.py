@@ -18,6 +18,7 @@ from processes import MARK, end_processes, processes_of
 from support_paths import CHECKOUT, PROGRAMS
 from tools import needs
 from waits import wait_until
+from warm import COMMANDS, WarmPython
 
 from tfdist import ClusterError
 from tfdist.launch.backends.ray import placement
@@ -59,6 +60,8 @@ class RayHere:
             "RAY_prestart_worker_first_driver": "0",  # A Python for each core, at the start of each job.
             MARK: self.mark,
         }
+        of_ray = {name: value for name, value in self.environ.items() if name.startswith("RAY_")}
+        self.python = WarmPython(MARK, *COMMANDS, "ray", **of_ray)  # Ray takes seconds to import.
         before = dict(os.environ)
         os.environ.update(self.environ)
         try:
@@ -80,37 +83,19 @@ class RayHere:
         for path in self.folder.glob("pid-*"):
             path.unlink()
         (self.folder / "work" / "program.py").write_text(body)
+        command = ["-m", "tfdist", "run", "--backend", "ray", "--cluster", description, *words, "program.py", *arguments]
+        folder, environ = str(self.folder / "work"), self.environ | {"RAY_ADDRESS": self.cluster.address} | more
+        if "TEST_SILENT" not in more:
+            return self.python.start_piped(command, folder, environ)
+        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tfdist",
-                "run",
-                "--backend",
-                "ray",
-                "--cluster",
-                description,
-                *words,
-                "program.py",
-                *arguments,
-            ],
-            cwd=self.folder / "work",
-            env=self.environ | {"RAY_ADDRESS": self.cluster.address} | more,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
+            [sys.executable, *command], cwd=folder, env=environ, text=True, start_new_session=True, **options
         )
 
     def run(self, *words, timeout=60, **more):
         """Runs the launcher to its end; returns exit code and output."""
         process = self.start(*words, **more)
-        try:
-            output = process.communicate(timeout=timeout)[0]
-        except subprocess.TimeoutExpired:
-            process.terminate()  # It holds room that other tests need.
-            raise AssertionError(process.communicate(timeout=20)[0]) from None
+        output = process.communicate(timeout=timeout)[0]
         return process.returncode, output
 
     def pids(self, count):
@@ -143,6 +128,7 @@ def here(tmp_path_factory):
     here = RayHere(tmp_path_factory.mktemp("ray"))
     yield here
     here.cluster.shutdown()
+    here.python.close()
     end_processes(here.mark)
     signal.signal(signal.SIGTERM, before)
 
