@@ -220,8 +220,7 @@ def test_a_job_waits_for_room_that_another_uses_and_both_are_ended(here):
     assert code == 2 and "other jobs use it; free are 0 CPU, 1 GPU; waited 2 s (--ray_wait)" in output, output
 
     def tfdist(*words):
-        command = [sys.executable, "-m", "tfdist", *words]
-        return subprocess.run(command, env=here.environ, capture_output=True, text=True, timeout=60, check=False)
+        return here.python.run(["-m", "tfdist", *words], str(here.folder), here.environ)
 
     assert tfdist("status", handle).stdout.startswith(f"{handle}  running")
     assert tfdist("logs", handle).stdout.count(" on ") >= 3  # Which node each task has.
