@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from processes import MARK, Job, end_processes
-from warm import WarmPython
+from warm import COMMANDS, WarmPython
 
 pytest_plugins = ("tools", "rendezvous_here", "environments", "selection")
 
@@ -28,16 +28,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Those with the longest time limits take longest, then those with the most tests of clusters.
     """
 
-    def weight(item: pytest.Item) -> tuple[float, int]:
-        if item.get_closest_marker("cluster") is None:
-            return 0, 0
-        limit = item.get_closest_marker("timeout")
-        return limit.args[0] if limit else 0, 1
-
     weights: dict[Path, tuple[float, int]] = {}
     for item in items:
-        limit, count = weights.get(item.path, (0, 0))
-        weights[item.path] = (max(limit, weight(item)[0]), count + weight(item)[1])
+        limit, count = weights.setdefault(item.path, (0, 0))
+        if item.get_closest_marker("cluster") is not None:
+            mark = item.get_closest_marker("timeout")
+            weights[item.path] = (max(limit, mark.args[0] if mark else 0), count + 1)
     items.sort(key=lambda item: weights[item.path], reverse=True)
 
 
@@ -45,6 +41,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def warm_python() -> Iterator[WarmPython]:
     """Python with TensorFlow imported."""
     python = WarmPython(MARK)
+    yield python
+    python.close()
+
+
+@pytest.fixture(scope="session")
+def quick_python() -> Iterator[WarmPython]:
+    """Python with what the commands of tfdist import: without TensorFlow."""
+    python = WarmPython(MARK, *COMMANDS)
     yield python
     python.close()
 
@@ -84,8 +88,9 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[.
     """Starts a Python command in a temporary folder, with extra variables; ends all its processes after the test.
 
     `start(*command, environment={}, fresh=False)`: a fresh process imports all that it needs. Others are forks of one that has
-    imported TensorFlow already, unless the variables have an effect on the import. Killed as they are after a test, they leave
-    their temporary folders behind: these are in one that is removed. Its path is short, as those of sockets have to be.
+    imported TensorFlow already, unless the variables have an effect on the import; those of the quick launcher are forks of one
+    without it. Killed as they are after a test, they leave their temporary folders behind: these are in one that is removed. Its
+    path is short, as those of sockets have to be.
     """
     jobs: list[Job] = []
     temporary = tempfile.mkdtemp(prefix="test-")
@@ -108,7 +113,8 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[.
                     start_new_session=True,
                 )
             else:
-                python = request.getfixturevalue("warm_python")
+                is_quick = any("quick_launcher.py" in word for word in command)
+                python = request.getfixturevalue("quick_python" if is_quick else "warm_python")
                 process = python.start(command, str(tmp_path), variables, output.fileno())
         jobs.append(Job(process, mark, tmp_path, path))
         return jobs[-1]

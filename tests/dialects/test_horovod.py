@@ -262,13 +262,21 @@ def mpirun(tmp_path, program, size):
 
 @needs("mpirun")
 @pytest.mark.cluster
-def test_a_real_mpirun_tells_every_process_its_rank(tmp_path):
-    program = "import sys, tfdist; sys.stdout.write(f'rank {tfdist.rank()} {tfdist.size()} {tfdist.local_rank()} {tfdist.local_size()}\\n')"
-    assert mpirun(tmp_path, program, 3) == ["rank 0 3 0 3", "rank 1 3 1 3", "rank 2 3 2 3"]
+def test_a_real_mpirun_tells_every_process_its_rank_and_the_ranks_meet(tmp_path):
+    program = """
+import sys, tfdist
+from tfdist import create_strategy, process_cluster
+own = [tfdist.rank(), tfdist.size(), tfdist.local_rank(), tfdist.local_size()]
+addresses = {task.address for task in process_cluster.current_cluster(create_strategy.rendezvous).tasks}
+numbers = [*own, tfdist.cross_rank(), tfdist.cross_size(), len(addresses)]
+sys.stdout.write(" ".join(["rank", *map(str, numbers)]) + "\\n")
+"""
+    assert mpirun(tmp_path, program, 3) == ["rank 0 3 0 3 0 1 3", "rank 1 3 1 3 0 1 3", "rank 2 3 2 3 0 1 3"]
 
 
 @needs("mpirun")
 @pytest.mark.cluster
+@pytest.mark.release  # Ranks that have met train in test_rendezvous_training.py.
 def test_a_program_trains_under_mpirun_without_any_description(tmp_path):
     program = """
 import sys, numpy as np, tfdist

@@ -295,17 +295,44 @@ sys.stdout.write(f"{tfdist.role()} {losses[-1] < losses[0]}\\n")
 """
 
 
-@needs("slurm")
-@pytest.mark.cluster
-def test_the_batch_script_trains_with_a_parameter_server(real, tmp_path):
-    script, program, output = tmp_path / "job.sh", tmp_path / "program.py", tmp_path / "output"
-    program.write_text(PROGRAM)
+def run_batch_script(real, program, tmp_path):
+    """Runs a program with the batch script that `slurm.write` makes for a chief, a worker and a ps; returns its output."""
+    script, path, output = tmp_path / "job.sh", tmp_path / "program.py", tmp_path / "output"
+    path.write_text(program)
     script.write_text(slurm.write(tfdist.read({"chief": 1, "worker": 1, "ps": 1})).replace("python ", f"{sys.executable} "))
     options = ("--parsable", "-w", "localhost", "-o", str(output))
-    job = run(real, "sbatch", *options, str(script), str(program), folder=tmp_path).strip()
+    job = run(real, "sbatch", *options, str(script), str(path), folder=tmp_path).strip()
     latest = time.monotonic() + 150
     while run(real, "squeue", "-h", "-j", job, folder=tmp_path).strip():  # `sbatch --wait` asks every half minute only.
         assert time.monotonic() < latest, output.read_text()
         time.sleep(0.5)
-    told = [line for line in output.read_text().splitlines() if line.startswith(("chief", "worker", "ps"))]
-    assert told == ["chief True"]
+    return sorted(line for line in output.read_text().splitlines() if line.startswith(("chief", "worker", "ps")))
+
+
+ROLES = """
+import sys, tfdist
+from tfdist import choice
+from tfdist.process_cluster import current_cluster
+cluster = current_cluster().addressed()  # That of the script, with the hosts and the task of the step.
+addresses = [task.address for task in cluster.tasks]
+sys.stdout.write(f"{tfdist.role()} {tfdist.rank()} {choice.choose(cluster).strategy} {len(set(addresses))} {addresses}\\n")
+"""
+
+
+@needs("slurm")
+@pytest.mark.cluster
+def test_the_batch_script_gives_each_task_its_role_and_all_the_same_addresses(real, tmp_path):
+    told = [line.partition(" [") for line in run_batch_script(real, ROLES, tmp_path)]
+    assert [head for head, *_ in told] == [
+        "chief 0 parameter_server 3",
+        "ps None parameter_server 3",
+        "worker None parameter_server 3",
+    ]
+    assert len({addresses for *_, addresses in told}) == 1
+
+
+@needs("slurm")
+@pytest.mark.cluster
+@pytest.mark.release  # test_by_hand.py trains with tasks that nothing but their environment describes.
+def test_the_batch_script_trains_with_a_parameter_server(real, tmp_path):
+    assert run_batch_script(real, PROGRAM, tmp_path) == ["chief True"]

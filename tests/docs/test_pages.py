@@ -13,6 +13,7 @@ from tfdist.launch.commands import cli, help_topics
 from tfdist.translate import main
 
 PAGES = [*CHECKOUT.glob("*.md"), *CHECKOUT.glob("benchmarks/*.md"), *CHECKOUT.glob("docs/**/*.md")]
+SMALL = '{"chief": 1, "worker": 1, "ps": 1}'
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 
 
@@ -43,14 +44,16 @@ def test_the_readme_shows_the_picture_of_its_cluster(capsys):
 
 
 @pytest.mark.cluster
-def test_the_example_of_the_readme_trains_as_written(tmp_path):
+@pytest.mark.parametrize("launcher", [(), ("-m", "tfdist.launch", "--cluster", SMALL)], ids=["alone", "launcher"])
+def test_the_example_of_the_readme_trains(start, tmp_path, launcher):
+    """Alone as written, and under the launcher with fewer tasks and one epoch."""
     (example,) = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-    (tmp_path / "train.py").write_text(example, encoding="utf-8")
-    for command in (["train.py"], ["-m", "tfdist.launch", "--tier", "STANDARD_1", "train.py"]):
-        job = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert job.returncode == 0, job.stderr
-        assert "Epoch 10/10" in job.stdout
-        (tmp_path / "digits.keras").unlink()
+    text = example.replace('"STANDARD_1"', SMALL, 1).replace("epochs=10", "epochs=1") if launcher else example
+    (tmp_path / "train.py").write_text(text, encoding="utf-8")
+    job = start(*launcher, "train.py")
+    assert job.wait() == 0, job.output
+    assert ("57/57" if launcher else "Epoch 10/10") in job.output
+    assert (tmp_path / "digits.keras").exists()
 
 
 def test_the_defaults_on_the_page_of_the_launcher_describe_a_job(tmp_path):

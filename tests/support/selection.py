@@ -14,5 +14,6 @@ ALL = os.environ.get("TFDIST_TESTS") == "all"
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out the tests for a release, unless all run."""
     if not ALL and (left := [item for item in items if item.get_closest_marker("release")]):
-        items[:] = [item for item in items if not item.get_closest_marker("release")]
+        left_out = set(left)
+        items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left)

@@ -2,7 +2,8 @@
 
 The import takes seconds of processor time. What a test sees is the same: a process with its own session, environment, working
 directory and output, that ends with its exit code. A launcher's fork server imports TensorFlow, too; it comes from the same
-process. This file runs as `python warm.py FD MARK`, with a socket to the tests.
+process. Commands that do not need TensorFlow are forks of another process, which has imported what they need. This file runs as
+`python warm.py FD MARK [MODULE ...]`, with a socket to the tests and the names of other modules to import.
 
 A fork keeps the environment of its first process in /proc, so the mark of a test is written over the one there.
 """
@@ -11,6 +12,7 @@ import atexit
 import ctypes
 import gc
 import importlib
+import io
 import json
 import multiprocessing.process
 import os
@@ -25,7 +27,7 @@ import threading
 import time
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 MESSAGE_BYTES = 1 << 16
 PR_SET_PDEATHSIG = 1
@@ -37,6 +39,19 @@ libc = ctypes.CDLL(None)
 libc.getenv.restype = ctypes.c_void_p
 FORK_SERVER = "tfdist.launch.backends.local.fork_server"
 PROCESSES = "tfdist.launch.backends.local.processes"
+COMMANDS = (
+    "tfdist.launch.commands.cli",
+    "tfdist.launch.commands.job_commands",
+    "tfdist.launch.commands.scale_command",
+    "tfdist.launch.background.background_jobs",
+    "tfdist.launch.background.detach",
+    "tfdist.launch.backends.local.backend",
+    "tfdist.launch.supervision.supervisor",
+    "tfdist.launch.terminal.live_view",
+    "tfdist.translate",
+    PROCESSES,
+)
+"""What the commands of tfdist import."""
 
 
 def _sent(message: dict[str, Any], where: socket.socket, *descriptors: int) -> None:
@@ -99,16 +114,39 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
 
+class PipedProcess(Process):
+    """A started process whose output, with what it writes to standard error, comes through the pipe `stdout`."""
+
+    def __init__(self, args: Sequence[str], status: socket.socket, stdout: IO[bytes]) -> None:
+        super().__init__(args, status)
+        self.stdout = stdout
+
+    def communicate(self, timeout: float) -> tuple[str, None]:
+        """Returns all output until its end; kills the process if that takes longer than `timeout` seconds."""
+        timer = threading.Timer(timeout, self.kill)
+        timer.start()
+        output = self.stdout.read().decode(errors="replace")
+        timer.cancel()
+        self.wait(10)
+        return output, None
+
+
 class WarmPython:
     """The process that forks them. Close it at the end."""
 
-    def __init__(self, mark: str) -> None:
-        """`mark` is the variable that each environment has, with 32 characters."""
+    def __init__(self, mark: str, *modules: str, **variables: str) -> None:
+        """Starts it.
+
+        Args:
+            mark: the variable that each environment has, with 32 characters.
+            modules: what is imported instead of TensorFlow.
+            variables: the environment of the import, beside that of this process.
+        """
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environ = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-        environ |= {mark: "0" * 32, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        environ |= {mark: "0" * 32, "PYTHONUNBUFFERED": "1", "TF_CPP_MIN_LOG_LEVEL": "2", **variables}
         self._process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno()), mark],
+            [sys.executable, __file__, str(theirs.fileno()), mark, *modules],
             pass_fds=[theirs.fileno()],
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -116,27 +154,61 @@ class WarmPython:
         )
         theirs.close()
 
-    def start(self, arguments: Sequence[str], cwd: str, environ: Mapping[str, str], output: int) -> Process:
-        """Starts `python ARGUMENTS` in a new session, with standard output and error in the file `output`."""
+    def start(
+        self, arguments: Sequence[str], cwd: str, environ: Mapping[str, str], output: int, errors: int | None = None
+    ) -> Process:
+        """Starts `python ARGUMENTS` in a new session, with standard output in a file, and standard error in it or in another."""
+        status = self._ask_for(arguments, cwd, environ, output, output if errors is None else errors)
+        return Process([sys.executable, *arguments], status)
+
+    def start_piped(self, arguments: Sequence[str], cwd: str, environ: Mapping[str, str]) -> PipedProcess:
+        """Starts `python ARGUMENTS` in a new session, with its output in a pipe."""
+        read_end, write_end = os.pipe()
+        with open(write_end, "wb"):
+            status = self._ask_for(arguments, cwd, environ, write_end, write_end)
+        return PipedProcess([sys.executable, *arguments], status, open(read_end, "rb"))
+
+    def _ask_for(
+        self, arguments: Sequence[str], cwd: str, environ: Mapping[str, str], output: int, errors: int
+    ) -> socket.socket:
+        """Asks for a process; returns the socket through which its number and its exit code come."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             message = {"arguments": list(arguments), "cwd": cwd, "environ": dict(environ)}
-            _sent(message, self._socket, output, theirs.fileno())
-        return Process([sys.executable, *arguments], ours)
+            _sent(message, self._socket, output, errors, theirs.fileno())
+        return ours
+
+    def run(
+        self, arguments: Sequence[str], cwd: str, environ: Mapping[str, str], timeout: float = 60.0
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs `python ARGUMENTS` to its end; returns its exit code, output and errors.
+
+        Raises:
+            subprocess.TimeoutExpired: if it takes longer than `timeout`.
+        """
+        with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+            process = self.start(arguments, cwd, environ, output.fileno(), errors.fileno())
+            try:
+                code = process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+            output.seek(0)
+            errors.seek(0)
+            return subprocess.CompletedProcess(process.args, code, output.read(), errors.read())
 
     def close(self) -> None:
         self._socket.close()
         self._process.wait(20)
 
 
-# In the process that has imported TensorFlow.
+# In the process that forks.
 
 
-def _serve(tests: socket.socket, mark: str) -> None:
-    """Forks processes until the tests are gone."""
+def _serve(tests: socket.socket, mark: str, modules: Sequence[str]) -> None:
+    """Imports TensorFlow, or `modules`, and forks processes until the tests are gone."""
     address = libc.getenv(mark.encode())
-    server = importlib.import_module(FORK_SERVER)
-    for name in (*server.PRELOAD, PROCESSES):
+    for name in modules or (*importlib.import_module(FORK_SERVER).PRELOAD, PROCESSES):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
@@ -162,18 +234,18 @@ def _serve(tests: socket.socket, mark: str) -> None:
                 for pid in running:  # Only if pytest was killed.
                     os.kill(pid, signal.SIGTERM)
                 return
-            message, (output, descriptor) = received
+            message, (output, errors, descriptor) = received
             status = socket.socket(fileno=descriptor)
             unused, held = os.pipe()
             pid = os.fork()
             if not pid:
-                ctypes.memmove(address, message["environ"][mark].encode(), 32)
-                _become(message["environ"], output, held)
+                ctypes.memmove(address, message["environ"].get(mark, "0" * 32).encode(), 32)
+                _become(message["environ"], output, errors, held)
                 os.chdir(message["cwd"])
                 multiprocessing.process.ORIGINAL_DIR = message["cwd"]  # It spawns programs relative to this.
-                _run(message["arguments"], held)
-            os.close(output)
-            os.close(held)
+                _run(message["arguments"], held, is_launcher=not modules)
+            for each in (output, errors, held):
+                os.close(each)
             running[pid] = status, unused
             _report(status, pid)
 
@@ -185,13 +257,18 @@ def _report(status: socket.socket, number: int) -> None:
         pass  # The test has ended.
 
 
-def _become(environ: Mapping[str, str], output: int, *kept: int) -> None:
-    """Makes this forked process one of its own, with standard output and error in the file `output`."""
+def _become(environ: Mapping[str, str], output: int, errors: int, *kept: int) -> None:
+    """Makes this forked process one of its own, with standard output and error in these files."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.dup2(output, 1)
-    os.dup2(output, 2)
+    os.dup2(errors, 2)
+    for number, name in enumerate(("stdout", "stderr"), 1):  # They remember whether their file could be sought.
+        stream, file = getattr(sys, name), open(number, "wb", 0, closefd=False)
+        text = io.TextIOWrapper(file, stream.encoding, stream.errors, "\n", stream.line_buffering, write_through=True)
+        setattr(sys, name, text)
+        setattr(sys, f"__{name}__", text)
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         if descriptor > 2 and descriptor not in kept:
             try:
@@ -202,22 +279,25 @@ def _become(environ: Mapping[str, str], output: int, *kept: int) -> None:
     os.environ.update(environ)
     sys.path[:0] = [folder for folder in environ.get("PYTHONPATH", "").split(":") if folder and folder not in sys.path]
     tempfile.tempdir = None  # It was chosen by the environment before.
-    sys.modules["numpy"].random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
 
 
-def _run(arguments: Sequence[str], held: int) -> NoReturn:
+def _run(arguments: Sequence[str], held: int, is_launcher: bool) -> NoReturn:
     """Runs `python ARGUMENTS` in this process and ends it, with what the interpreter does around a program.
 
     Args:
         arguments: those of Python.
         held: the end of a pipe that a fork server keeps open while it is not used.
+        is_launcher: whether the program may need a fork server with TensorFlow.
     """
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     code: Any = 0
-    server = _ForkServer()
+    server = _ForkServer() if is_launcher else None
     os.close(held)
-    sys.modules[PROCESSES].subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": server.start})  # type: ignore[attr-defined]
+    if server is not None:
+        sys.modules[PROCESSES].subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": server.start})  # type: ignore[attr-defined]
     try:
         if arguments[0] == "-m":
             sys.argv = ["-m", *arguments[2:]]
@@ -252,7 +332,8 @@ def _run(arguments: Sequence[str], held: int) -> NoReturn:
             stream.flush()
         except OSError:
             pass  # The reader is gone.
-    server.end()
+    if server is not None:
+        server.end()
     if code == -signal.SIGINT:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
@@ -276,7 +357,7 @@ class _ForkServer:
             os._exit(0)  # It was not needed.
         libc.prctl(PR_SET_PDEATHSIG, 0)
         message, (owner, output) = received
-        _become(message["environ"], output, owner)
+        _become(message["environ"], output, output, owner)
         sys.argv = [FORK_SERVER, str(owner), *message["arguments"]]
         sys.modules[FORK_SERVER].main()
         sys.stdout.flush()
@@ -314,4 +395,4 @@ class _ForkServer:
 
 if __name__ == "__main__":
     sys.path.pop(0)  # The folder of this file.
-    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
+    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2], sys.argv[3:])

@@ -178,7 +178,7 @@ def test_a_detached_back_end_answers_all_verbs_and_gets_what_the_dry_run_shows(p
 
 
 @pytest.mark.cluster
-def test_a_local_task_gets_exactly_what_the_dry_run_shows(start, script, tmp_path):
+def test_a_local_task_gets_exactly_what_the_dry_run_shows(start, script, tmp_path, quick_python):
     with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as other:
         addresses = [f"localhost:{server.getsockname()[1]}" for server in (one, other)]
     cluster = json.dumps({"cluster": {"worker": addresses}})
@@ -188,13 +188,14 @@ def test_a_local_task_gets_exactly_what_the_dry_run_shows(start, script, tmp_pat
     time.sleep(1)
     """
     flags = ("--cluster", cluster, "--env", "KEY=secret 7")
-    dry = start("-m", "tfdist", "run", *flags, "--dry_run", program := script(body), "a b")
-    assert dry.wait(60) == 0
+    command = ["-m", "tfdist", "run", *flags, "--dry_run", program := script(body), "a b"]
+    dry = quick_python.run(command, str(tmp_path), {name: value for name, value in os.environ.items() if name != "TF_CONFIG"})
+    assert dry.returncode == 0
     job = start(str(PROGRAMS / "quick_launcher.py"), *flags, program, "a b")
     assert job.wait(60) == 0, job.output
-    assert "variables KEY " in dry.output and "secret 7" not in dry.output + job.output
-    assert f"program   {shlex.join([program, 'a b'])} " in dry.output
-    shown = dict(re.findall(r"^worker:(\d) .*\n((?:  .*\n)+)", dry.output, re.MULTILINE))
+    assert "variables KEY " in dry.stdout and "secret 7" not in dry.stdout + dry.stderr + job.output
+    assert f"program   {shlex.join([program, 'a b'])} " in dry.stdout
+    shown = dict(re.findall(r"^worker:(\d) .*\n((?:  .*\n)+)", dry.stdout, re.MULTILINE))
     for index in ("0", "1"):
         environment, arguments = json.loads((tmp_path / f"got-{index}").read_text())
         variables = dict(word.split("=", 1) for word in shlex.split(shown[index]))

@@ -18,6 +18,7 @@ from processes import MARK, end_processes, processes_of
 from support_paths import CHECKOUT, PROGRAMS
 from tools import needs
 from waits import wait_until
+from warm import COMMANDS, WarmPython
 
 from tfdist import ClusterError
 from tfdist.launch.backends.ray import placement
@@ -56,15 +57,18 @@ class RayHere:
             "TEST_FOLDER": str(folder),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",  # A token would be a file in the home folder.
+            "RAY_prestart_worker_first_driver": "0",  # A Python for each core, at the start of each job.
             MARK: self.mark,
         }
+        of_ray = {name: value for name, value in self.environ.items() if name.startswith("RAY_")}
+        self.python = WarmPython(MARK, *COMMANDS, "ray", **of_ray)  # Ray takes seconds to import.
         before = dict(os.environ)
         os.environ.update(self.environ)
         try:
             # A node replaces the files that it finds: those of another node on the same machine, which is about to use them.
             self.folders = ({"runtime_env_dir_name": f"runtime_resources-{number}"} for number in itertools.count())
             small = {"object_store_memory": 80 << 20, "include_dashboard": False}
-            self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **small})
+            self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "no_monitor": True, **small})
             self.cluster.add_node(num_cpus=2, num_gpus=1, object_store_memory=80 << 20, **next(self.folders))
             self.add_node()
         finally:
@@ -79,37 +83,19 @@ class RayHere:
         for path in self.folder.glob("pid-*"):
             path.unlink()
         (self.folder / "work" / "program.py").write_text(body)
+        command = ["-m", "tfdist", "run", "--backend", "ray", "--cluster", description, *words, "program.py", *arguments]
+        folder, environ = str(self.folder / "work"), self.environ | {"RAY_ADDRESS": self.cluster.address} | more
+        if "TEST_SILENT" not in more:
+            return self.python.start_piped(command, folder, environ)
+        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tfdist",
-                "run",
-                "--backend",
-                "ray",
-                "--cluster",
-                description,
-                *words,
-                "program.py",
-                *arguments,
-            ],
-            cwd=self.folder / "work",
-            env=self.environ | {"RAY_ADDRESS": self.cluster.address} | more,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
+            [sys.executable, *command], cwd=folder, env=environ, text=True, start_new_session=True, **options
         )
 
     def run(self, *words, timeout=60, **more):
         """Runs the launcher to its end; returns exit code and output."""
         process = self.start(*words, **more)
-        try:
-            output = process.communicate(timeout=timeout)[0]
-        except subprocess.TimeoutExpired:
-            process.terminate()  # It holds room that other tests need.
-            raise AssertionError(process.communicate(timeout=20)[0]) from None
+        output = process.communicate(timeout=timeout)[0]
         return process.returncode, output
 
     def pids(self, count):
@@ -142,6 +128,7 @@ def here(tmp_path_factory):
     here = RayHere(tmp_path_factory.mktemp("ray"))
     yield here
     here.cluster.shutdown()
+    here.python.close()
     end_processes(here.mark)
     signal.signal(signal.SIGTERM, before)
 
@@ -181,10 +168,11 @@ def test_arguments_variables_output_and_report_arrive_and_every_task_has_a_port_
 
 
 def test_a_task_that_fails_ends_all_and_is_named_and_a_shared_folder_is_used(here):
-    body = SERVES + "if me['index'] == 2: print('my last words', os.getcwd(), flush=True); sys.exit(7)\ntime.sleep(600)"
-    code, output = here.run(body, "--ray_folder", str(here.folder / "work"), "--ray_placement", "SPREAD")
+    body = SERVES + "if me['index'] == 1: print('my last words', os.getcwd(), flush=True); sys.exit(7)\ntime.sleep(600)"
+    words = ("--ray_folder", str(here.folder / "work"), "--ray_placement", "SPREAD")
+    code, output = here.run(body, *words, description='{"worker": 2}')
     assert code == 7
-    assert "tfdist: worker:2 failed first: it exited with 7" in output
+    assert "tfdist: worker:1 failed first: it exited with 7" in output
     assert f"my last words {here.folder / 'work'}" in output.rpartition("the last lines of")[2]
     assert here.left(within=5) == {}
 
@@ -232,8 +220,7 @@ def test_a_job_waits_for_room_that_another_uses_and_both_are_ended(here):
     assert code == 2 and "other jobs use it; free are 0 CPU, 1 GPU; waited 2 s (--ray_wait)" in output, output
 
     def tfdist(*words):
-        command = [sys.executable, "-m", "tfdist", *words]
-        return subprocess.run(command, env=here.environ, capture_output=True, text=True, timeout=60, check=False)
+        return here.python.run(["-m", "tfdist", *words], str(here.folder), here.environ)
 
     assert tfdist("status", handle).stdout.startswith(f"{handle}  running")
     assert tfdist("logs", handle).stdout.count(" on ") >= 3  # Which node each task has.
@@ -256,8 +243,8 @@ def test_a_worker_of_hogwild_is_restarted_alone_and_all_tasks_die_with_a_killed_
 
 
 def test_a_head_that_gives_no_answer_ends_the_job_before_ray_ends_the_launcher(here):
-    launcher = here.start(SERVES + "time.sleep(600)", "--summary", "lost.json", TEST_SILENT="4")
-    here.pids(3)
+    launcher = here.start(SERVES + "time.sleep(600)", "--summary", "lost.json", description='{"worker": 1}', TEST_SILENT="4")
+    here.pids(1)
     head = here.cluster.head_node.all_processes["gcs_server"][0].process
     head.send_signal(signal.SIGSTOP)
     try:
@@ -270,6 +257,7 @@ def test_a_head_that_gives_no_answer_ends_the_job_before_ray_ends_the_launcher(h
     assert here.left(within=5) == {}
 
 
+@pytest.mark.release  # test_ssh.py trains under agents, which are the same, and the other tests here place tasks.
 def test_chief_worker_and_ps_train_on_three_nodes(here):
     body = """
 import keras

@@ -187,7 +187,7 @@ if me["index"] == 1: sys.exit(int(sys.argv[1]))
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def cluster(tmp_path_factory, quick_python):
     """Returns a function that runs tfdist on a machine of a Slurm cluster."""
     folder = tmp_path_factory.mktemp("slurm")
     (folder / "quick").mkdir()
@@ -199,8 +199,7 @@ def cluster(tmp_path_factory):
         environ |= {"PYTHONPATH": f"{folder / 'quick'}:{CHECKOUT}", "KEY": "geheim 7"}
 
         def run(*words):
-            command = [sys.executable, "-m", "tfdist", *words]
-            return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
+            return quick_python.run(["-m", "tfdist", *words], str(folder), environ, 120)
 
         run.folder, run.environ = folder, environ
         yield run

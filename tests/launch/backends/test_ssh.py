@@ -19,6 +19,7 @@ from listening import LISTENS
 from processes import MARK, parent_of, processes_of
 from support_paths import CHECKOUT, PROGRAMS
 from tools import needs
+from warm import WarmPython
 
 pytestmark = [pytest.mark.cluster, needs("sshd")]
 
@@ -28,12 +29,12 @@ SERVES = LISTENS + "pathlib.Path(f\"pid-{me['index']}\").write_text(str(os.getpi
 class Hosts:
     """Hosts `h1` and `h2`, and the launcher that uses them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, python: WarmPython) -> None:
+        self.folder, self._python = folder, python
         self.mark = uuid.uuid4().hex
-        self.python = folder / "python"
-        self.python.write_text(f'#!/bin/sh\nPYTHONPATH={CHECKOUT} exec {sys.executable} {PROGRAMS / "quick_agent.py"} "$@"\n')
-        self.python.chmod(0o755)
+        self.agent = folder / "python"
+        self.agent.write_text(f'#!/bin/sh\nPYTHONPATH={CHECKOUT} exec {sys.executable} {PROGRAMS / "quick_agent.py"} "$@"\n')
+        self.agent.chmod(0o755)
         ssh_here.keys(folder)
         (folder / "temporary").mkdir()  # Agents that a test kills leave their folder behind.
         self.variables = {MARK: self.mark, "TMPDIR": str(folder / "temporary")}
@@ -47,20 +48,11 @@ class Hosts:
         (self.folder / "program.py").write_text(body)
         flags = ["--backend", "ssh", "--ssh_config", str(self.folder / "config"), "--cluster", cluster]
         if "--ssh_python" not in words:
-            flags += ["--ssh_python", str(self.python)]
+            flags += ["--ssh_python", str(self.agent)]
         environ = (
             os.environ | {"PYTHONPATH": str(CHECKOUT), "TFDIST_STATE_DIR": str(self.folder / "state"), MARK: self.mark} | more
         )
-        return subprocess.Popen(
-            [sys.executable, *command, *flags, *words, "program.py", *arguments],
-            cwd=self.folder,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        return self._python.start_piped([*command, *flags, *words, "program.py", *arguments], str(self.folder), environ)
 
     def run(self, *words, timeout=60, **more):
         """Runs the launcher to its end; returns exit code and output. Nothing of it is left."""
@@ -72,8 +64,7 @@ class Hosts:
     def tfdist(self, *words):
         """Runs a command; returns what it has printed."""
         environ = os.environ | {"TFDIST_STATE_DIR": str(self.folder / "state")}
-        command = [sys.executable, "-m", "tfdist", *words]
-        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=40).stdout
+        return self._python.run(["-m", "tfdist", *words], str(self.folder), environ, 40).stdout
 
     def pids(self, count):
         """Waits until `count` tasks run; returns their process ids."""
@@ -94,8 +85,8 @@ class Hosts:
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory):
-    hosts = Hosts(tmp_path_factory.mktemp("ssh"))
+def hosts(tmp_path_factory, quick_python):
+    hosts = Hosts(tmp_path_factory.mktemp("ssh"), quick_python)
     port = ssh_here.free_port()
     ssh_here.add_host(hosts.folder, "h1 h2", "127.0.0.1", port)
     with ssh_here.server(hosts.folder, "127.0.0.1", port, variables=hosts.variables):
@@ -209,10 +200,10 @@ def test_the_tasks_of_a_stopped_agent_end_when_the_launcher_has_given_it_up(host
 
 
 def test_much_output_arrives_complete_also_behind_a_slow_reader(hosts):
-    lines = 30_000
+    lines = 20_000
     body = SERVES + f"for n in range({lines}): print('x' * 90, n)\n"
     launcher = hosts.start(body)
-    time.sleep(2)  # Meanwhile nobody reads, and 10 MB are more than pipes and buffers hold.
+    time.sleep(2)  # Meanwhile nobody reads, and 8 MB are more than pipes and buffers hold.
     output = launcher.communicate(timeout=50)[0]
     assert launcher.returncode == 0
     (folder,) = {path.parent for path in hosts.folder.glob("tfdist_logs/*/worker-0.log") if path.stat().st_size > 1 << 20}
@@ -268,9 +259,9 @@ def test_a_job_that_is_ended_while_a_host_gives_no_answer_says_how_it_has_ended(
 
 
 @pytest.fixture
-def far_hosts(tmp_path):
+def far_hosts(tmp_path, quick_python):
     """Hosts h1 and h2 in network namespaces of their own; the launcher reaches them over a virtual cable."""
-    hosts = Hosts(tmp_path)
+    hosts = Hosts(tmp_path, quick_python)
     with ExitStack() as stack:
         for number, name in enumerate(("h1", "h2")):
             address = stack.enter_context(ssh_here.namespace(f"tfd{os.getpid()}{number}", os.getpid() % 100 * 2 + 20 + number))
@@ -324,7 +315,7 @@ def test_a_model_trains_on_two_hosts_and_each_imports_tensorflow_once(hosts):
         "trained.json",
         "--ssh_python",
         sys.executable,
-        cluster="horovodrun -np 4 -H h1:2,h2:2",
+        cluster="horovodrun -np 2 -H h1:1,h2:1",
         timeout=200,
     )
     assert code == 0, output

@@ -54,16 +54,9 @@ def variables(tmp_path):
 
 
 @pytest.fixture
-def tfdist(tmp_path, variables):
+def tfdist(tmp_path, variables, quick_python):
     def run(*words, command=("-m", "tfdist"), timeout=60, **more):
-        return subprocess.run(
-            [sys.executable, *command, *words],
-            cwd=tmp_path,
-            env=variables | more,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        return quick_python.run([*command, *words], str(tmp_path), variables | more, timeout)
 
     return run
 

@@ -31,17 +31,10 @@ CUSTOM = "trainingInput:\n  scaleTier: CUSTOM\n  masterType: standard\n"
 
 
 @pytest.fixture
-def launch(tmp_path):
+def launch(tmp_path, quick_python):
     def run(*arguments, **environment):
         variables = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"} | environment
-        return subprocess.run(
-            [sys.executable, "-m", "tfdist.launch", *arguments],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env=variables,
-            timeout=60,
-        )
+        return quick_python.run(["-m", "tfdist.launch", *arguments], str(tmp_path), variables)
 
     return run
 

@@ -18,11 +18,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def tfdist(tmp_path):
+def tfdist(tmp_path, quick_python):
     def run(*words):
         environ = os.environ | {"TFDIST_STATE_DIR": str(tmp_path / "state")}
-        command = [sys.executable, "-m", "tfdist", *words]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environ, timeout=60, check=False)
+        return quick_python.run(["-m", "tfdist", *words], str(tmp_path), environ)
 
     return run
 

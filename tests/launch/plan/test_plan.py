@@ -88,12 +88,13 @@ def test_as_json_with_prices_and_a_drawing(plan, tmp_path):
 
 
 def test_the_description_is_one_of_the_rows_and_simulated_like_the_others(plan):
-    for words, ps in ((["--tier", "STANDARD_1"], 3), (["--cluster", '{"chief": 1, "worker": 3, "ps": 3}'], 3)):
-        words = ["--from", "m.json", "--rows", "1", *words]
-        (row,) = [line for line in plan(*words)[1].splitlines() if line.endswith("  described")]
-        assert row.split()[0] == "parameter_server" and row.split()[2:4] == [str(ps), "apart"]
-        (found,) = [each for each in json.loads(plan(*words, "--json")[1])["options"] if each["described"]]
-        assert (found["strategy"], found["ps"], found["simulated"]) == ("parameter_server", ps, True)
+    one_row = ["--from", "m.json", "--rows", "1"]
+    shown = plan(*one_row, "--tier", "STANDARD_1")[1]
+    (row,) = [line for line in shown.splitlines() if line.endswith("  described")]
+    assert row.split()[0] == "parameter_server" and row.split()[2:4] == ["3", "apart"]
+    shown = plan(*one_row, "--cluster", '{"chief": 1, "worker": 3, "ps": 3}', "--json")[1]
+    (found,) = [each for each in json.loads(shown)["options"] if each["described"]]
+    assert (found["strategy"], found["ps"], found["simulated"]) == ("parameter_server", 3, True)
 
 
 def test_several_devices_of_one_machine_are_compared_with_one_process(plan):

@@ -32,6 +32,7 @@ from tfdist.launch import commands
 from tfdist.launch.backends.local import use_probe
 
 use_probe._machine = lambda: (0.0, 0.0)  # What other programs use of this machine is not known.
+use_probe.REPORT_SECONDS, use_probe.WINDOW_SECONDS, use_probe.LEAST_SECONDS = 1.0, 3.0, 1.5
 commands.main()
 """
 FIT = Progress("fit", 1, 5, 130, 937, 1067, 12.5, parameters=((1000, 4_000_000),))

@@ -1,13 +1,26 @@
-"""Jobs that fail or are ended: the first task to fail is named, every process ends, nothing is left behind."""
+"""Jobs that fail or are ended: the first task to fail is named, every process ends, nothing is left behind.
+
+Where it does not matter what TensorFlow does at the end of a task, the tasks only listen at their addresses.
+"""
 
 import os
+import pty
 import re
+import select
 import signal
+import sys
 import time
 
 import pytest
+from listening import LISTENS
+from support_paths import PROGRAMS
+
+from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
 
 pytestmark = pytest.mark.cluster
+
+QUICK = str(PROGRAMS / "quick_launcher.py")
+SERVED = '{"chief": 1, "worker": 1, "ps": 1}'
 
 TRAINS_FOREVER = """
     import tfdist
@@ -23,21 +36,38 @@ TRAINS_FOREVER = """
 """
 
 
+LISTENS_FOREVER = f"""{LISTENS}
+if me["type"] == "chief":
+    time.sleep(1)  # Until the launcher has seen that all tasks listen.
+    print("training runs", flush=True)
+time.sleep(600)
+"""
+PROGRAM_OF = {"tensorflow": TRAINS_FOREVER, "sockets": LISTENS_FOREVER}
+LAUNCHER_OF = {"tensorflow": ("-m", "tfdist.launch"), "sockets": (QUICK,)}
+
+
 @pytest.fixture
-def training_job(start, script, small_cluster):
-    job = start("-m", "tfdist.launch", "--cluster", small_cluster, script(TRAINS_FOREVER))
-    job.wait_for("training runs")
-    return job
+def training_job(start, script):
+    """Starts a job that trains, or that seems to, and waits until it does."""
+
+    def run(kind):
+        job = start(*LAUNCHER_OF[kind], "--cluster", SERVED, script(PROGRAM_OF[kind]))
+        job.wait_for("training runs")
+        return job
+
+    return run
 
 
-@pytest.mark.parametrize("task", ["chief:0", "ps:0"])
-def test_killing_a_task_ends_the_job_and_names_that_task(training_job, task):
+# A ps takes the chief along, which then fails, too.
+@pytest.mark.parametrize(("task", "kind"), [("chief:0", "sockets"), ("ps:0", "tensorflow")], ids=str)
+def test_killing_a_task_ends_the_job_and_names_that_task(training_job, task, kind):
+    job = training_job(kind)
     killed = time.monotonic()
-    os.kill(training_job.pid_of(task), signal.SIGKILL)
-    assert training_job.wait(20) == 128 + signal.SIGKILL
+    os.kill(job.pid_of(task), signal.SIGKILL)
+    assert job.wait(20) == 128 + signal.SIGKILL
     assert time.monotonic() - killed < 10
-    assert f"tfdist: {task} failed first: it was killed by SIGKILL" in training_job.output
-    assert training_job.left() == {}
+    assert f"tfdist: {task} failed first: it was killed by SIGKILL" in job.output
+    assert job.left() == {}
 
 
 COUNTS_STEPS = """
@@ -86,29 +116,34 @@ def test_a_killed_worker_of_parameter_server_is_restarted_alone_and_gets_work_ag
     assert job.left() == {}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_the_launcher_ends_everything_within_ten_seconds(training_job, number):
+SIGNALS = [(signal.SIGINT, "sockets"), (signal.SIGTERM, "tensorflow"), (signal.SIGHUP, "sockets")]
+
+
+@pytest.mark.parametrize(("number", "kind"), SIGNALS, ids=str)
+def test_a_signal_to_the_launcher_ends_everything_within_ten_seconds(training_job, number, kind):
+    job = training_job(kind)
     sent = time.monotonic()
-    training_job.process.send_signal(number)
-    assert training_job.wait(20) == 128 + number
+    job.process.send_signal(number)
+    assert job.wait(20) == 128 + number
     assert time.monotonic() - sent < 10
-    assert f"ended by {number.name}" in training_job.output
-    assert training_job.left() == {}
+    assert f"ended by {number.name}" in job.output
+    assert job.left() == {}
 
 
 def test_killing_the_launcher_leaves_no_process(training_job):
-    training_job.process.kill()
-    training_job.wait(5)
-    assert training_job.left(within=10) == {}
+    job = training_job("sockets")
+    job.process.kill()
+    job.wait(5)
+    assert job.left(within=10) == {}
 
 
-def test_an_exception_on_the_chief_is_shown_last_and_blames_no_server(start, script, small_cluster):
+def test_an_exception_on_the_chief_is_shown_last_and_blames_no_server(start, script):
     body = """
         import tfdist
         strategy = tfdist.strategy()
         raise KeyError("a mistake of the user")
     """
-    job = start("-m", "tfdist.launch", "--cluster", small_cluster, script(body))
+    job = start("-m", "tfdist.launch", "--cluster", SERVED, script(body))
     assert job.wait() == 1
     assert "tfdist: chief:0 failed first: it exited with 1" in job.output
     last = job.output.rpartition("the last lines of")[2]
@@ -117,56 +152,45 @@ def test_an_exception_on_the_chief_is_shown_last_and_blames_no_server(start, scr
     assert job.left() == {}
 
 
-def test_an_exception_on_a_worker_before_it_serves_names_the_worker(start, script, small_cluster):
-    body = """
-        if (me["type"], me["index"]) == ("worker", 1):
-            raise RuntimeError("only here")
-        import tfdist
-        tfdist.strategy()
-    """
-    job = start("-m", "tfdist.launch", "--cluster", small_cluster, script(body))
+def test_an_exception_on_a_worker_before_it_serves_names_the_worker(start, script):
+    fails = "if me['type'] == 'worker': raise RuntimeError('only here')"
+    job = start(QUICK, "--cluster", SERVED, script(fails, LISTENS, "time.sleep(600)"))
     assert job.wait() == 1
-    assert "tfdist: worker:1 failed first: it exited with 1" in job.output
+    assert "tfdist: worker:0 failed first: it exited with 1" in job.output
     assert "RuntimeError: only here" in job.output.rpartition("the last lines of")[2]
     assert job.left() == {}
 
 
 def test_a_worker_that_ends_without_serving_is_named(start, script, small_cluster):
     body = """
-        import sys
-        if me["type"] == "worker" and me["index"] == 0:
-            sys.exit(0)
-        import tfdist
-        tfdist.strategy(start_timeout=60)
+        import time
+        if me["type"] == "worker" and me["index"] == 0: raise SystemExit(0)
+        time.sleep(600)
     """
-    job = start("-m", "tfdist.launch", "--cluster", small_cluster, script(body))
+    job = start(QUICK, "--cluster", small_cluster, script(body))
     assert job.wait() == 1
     assert "worker:0 ended by itself while the chief was still running" in job.output
     assert job.left() == {}
 
 
-def test_processes_that_a_program_leaves_behind_end_with_the_job(start, script, small_cluster):
-    body = """
-        import subprocess, tfdist
-        if me["type"] == "chief":
-            subprocess.Popen(["sleep", "600"], start_new_session=True)
-        tfdist.strategy()
-    """
-    job = start("-m", "tfdist.launch", "--cluster", small_cluster, script(body))
+def test_processes_that_a_program_leaves_behind_end_with_the_job(start, script):
+    job = start(
+        QUICK, "--tier", "BASIC", script("import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True)")
+    )
     assert job.wait() == 0
     assert job.left() == {}
 
 
-def test_a_program_that_ignores_sigterm_is_killed(start, script, small_cluster):
+def test_a_program_that_ignores_sigterm_is_killed(start, script):
     body = """
-        import signal, time, tfdist
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        tfdist.strategy()
-        print("deaf now", flush=True)
+        if me["type"] == "chief":
+            time.sleep(1)
+            print("deaf now", flush=True)
         time.sleep(600)
     """
-    job = start("-m", "tfdist.launch", "--cluster", small_cluster, script(body))
+    job = start(QUICK, "--cluster", SERVED, script(LISTENS, body))
     job.wait_for("deaf now")
     sent = time.monotonic()
     job.process.terminate()
@@ -175,60 +199,53 @@ def test_a_program_that_ignores_sigterm_is_killed(start, script, small_cluster):
     assert job.left() == {}
 
 
-def test_a_chief_may_end_long_after_its_servers(start, script, small_cluster):
+def test_a_chief_may_end_long_after_its_servers(start, script):
     body = """
         import atexit, time, tfdist
         atexit.register(lambda: (time.sleep(10), print("uploaded", flush=True)))  # before tfdist.strategy: runs after its end
         tfdist.strategy()
     """
-    job = start("-m", "tfdist.launch", "--cluster", small_cluster, script(body))
+    job = start("-m", "tfdist.launch", "--cluster", SERVED, script(body))
     assert job.wait() == 0, job.output
     assert "uploaded" in job.output
 
 
-def test_a_program_that_never_calls_strategy_is_an_error(start, script, small_cluster):
-    job = start("-m", "tfdist.launch", "--cluster", small_cluster, script("print('trained on my own')"))
+def test_a_program_that_never_calls_strategy_is_an_error(start, script):
+    job = start(QUICK, "--cluster", SERVED, script("print('trained on my own')"))
     assert job.wait() == 1
     assert "the program ended without calling tfdist.strategy()" in job.output
     assert job.left() == {}
 
 
-def test_a_program_that_exits_with_a_code_is_the_first_failure_not_its_servers(start, script, small_cluster, read_json):
-    body = """
-        import sys, tfdist
-        tfdist.strategy()
-        sys.exit(7)
+def test_a_program_that_exits_with_a_code_is_the_first_failure_not_its_servers(start, script, read_json):
+    body = f"""
+        if me["type"] == "chief":
+            time.sleep(1)  # Until the launcher has seen that all tasks listen.
+            pathlib.Path("end").touch()
+            time.sleep(0.5)
+            sys.exit(7)
+        while not os.path.exists("end"): time.sleep(0.05)
+        os._exit({EXIT_CHIEF_FAILED})
     """
-    job = start("-m", "tfdist.launch", "--cluster", small_cluster, "--summary", "summary.json", script(body))
+    job = start(QUICK, "--cluster", SERVED, "--summary", "summary.json", script(LISTENS, body))
     assert job.wait() == 7
     assert read_json("summary.json")["failure"] == "chief:0 failed first: it exited with 7"
     assert "chief:0 failed first: it exited with 7" in job.output and job.left() == {}
 
 
-def test_thousands_of_arguments_reach_the_program(start, script, tmp_path):
-    job = start(
-        "-m",
-        "tfdist.launch",
-        "--tier",
-        "BASIC",
-        script("import sys\nprint(len(sys.argv))"),
-        "--",
-        *(f"file-{i:060}" for i in range(8000)),
-    )
+def test_thousands_of_arguments_reach_the_program(start, script):
+    arguments = [f"file-{i:060}" for i in range(8000)]
+    job = start(QUICK, "--tier", "BASIC", script("import sys\nprint(len(sys.argv))"), "--", *arguments)
     assert job.wait() == 0, job.output
     assert "chief:0 | 8001" in job.output
 
 
-def test_ctrl_c_on_a_real_terminal_ends_the_job_without_a_traceback(script, small_cluster, tmp_path):
-    import pty
-    import select
-    import sys
-
-    program = script(TRAINS_FOREVER)
+def test_ctrl_c_on_a_real_terminal_ends_the_job_without_a_traceback(script, tmp_path):
+    program = script(LISTENS_FOREVER)
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(tmp_path)
-        os.execv(sys.executable, [sys.executable, "-m", "tfdist.launch", "--cluster", small_cluster, program])
+        os.execv(sys.executable, [sys.executable, QUICK, "--cluster", SERVED, program])
     output, interrupted, deadline = b"", False, time.monotonic() + 120
     while time.monotonic() < deadline:
         if select.select([terminal], [], [], 0.2)[0]:

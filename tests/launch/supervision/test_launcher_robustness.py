@@ -26,8 +26,8 @@ QUICK = str(PROGRAMS / "quick_launcher.py")
 def quick(start, script):
     """Starts the launcher for one task; `body` runs in it. Returns the job."""
 
-    def run(body, *flags, environment=None):
-        return start(QUICK, "--tier", "BASIC", *flags, script(body), environment=environment, fresh=True)
+    def run(body, *flags, **options):
+        return start(QUICK, "--tier", "BASIC", *flags, script(body), **options)
 
     return run
 
@@ -117,7 +117,8 @@ def test_secrets_are_in_no_command_line_of_the_job_and_in_no_output(quick, tmp_p
         """,
         "--env",
         "KEY",
-        environment={"KEY": "geheim 7"},
+        environment={"KEY": "geheim 7", "TFDIST_TEST_EXEC": "1"},
+        fresh=True,
     )
     job.wait_for("has it")
     assert len(processes_of(job.mark)) >= 3 and not any("geheim" in command for command in processes_of(job.mark).values())
@@ -254,7 +255,8 @@ def test_what_a_task_prints_is_shown_line_by_line(quick, tmp_path):
 
 def test_tasks_run_with_the_options_of_the_launchers_python(start, script):
     program = script("import sys\nprint('flags', sys.flags.optimize, sys.warnoptions, sys._xoptions)")
-    job = start("-OO", "-Wignore", "-Xutf8", "-Xint_max_str_digits=999", QUICK, "--tier", "BASIC", program, fresh=True)
+    words = ["-OO", "-Wignore", "-Xutf8", "-Xint_max_str_digits=999", QUICK, "--tier", "BASIC", program]
+    job = start(*words, environment={"TFDIST_TEST_EXEC": "1"}, fresh=True)
     assert job.wait() == 0, job.output
     assert "flags 2 ['ignore'] {'utf8': True, 'int_max_str_digits': '999'}" in job.output
 
@@ -276,7 +278,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_a_signal_right_before_the_pause_between_two_attempts_ends_the_job_with_its_summary(start, script, tmp_path, read_json):
     (tmp_path / "early.py").write_text(EARLY)
     command = [str(tmp_path / "early.py"), QUICK, "--tier", "BASIC", "--max_restarts", "2", "--summary", "summary.json"]
-    job = start(*command, script("import sys\nsys.exit(3)"), fresh=True)
+    job = start(*command, script("import sys\nsys.exit(3)"))
     assert job.wait(20) == 128 + signal.SIGTERM
     summary = read_json("summary.json")
     assert (summary["exit_code"], summary["failure"]) == (128 + signal.SIGTERM, "ended by SIGTERM")

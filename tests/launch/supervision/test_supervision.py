@@ -14,6 +14,8 @@ from waits import wait_until
 pytestmark = pytest.mark.cluster
 
 QUICK = str(PROGRAMS / "quick_launcher.py")
+EXEC = {"TFDIST_TEST_EXEC": "1"}
+"""For tests of how the fork server finds its modules, and of stacks, which in its fork begin with those of the launcher."""
 
 COUNTED = """
     import sys, time
@@ -221,7 +223,7 @@ def test_a_silent_training_fails_with_the_python_stacks_of_its_tasks(start, scri
     for n in range(8): print(n, flush=True); time.sleep(0.5)
     waits_for_ever()
     """
-    job = start(QUICK, "--tier", "BASIC", "--stall_timeout", "2", script(body))
+    job = start(QUICK, "--tier", "BASIC", "--stall_timeout", "2", script(body), environment=EXEC)
     assert job.wait(40) == 1
     assert "tfdist: no training task has printed anything for 2 s (--stall_timeout)" in job.output
     (log,) = tmp_path.glob("tfdist_logs/*/chief-0.log")
@@ -254,7 +256,8 @@ def test_a_task_that_hangs_at_its_start_is_named_with_its_python_stack(start, sc
         time.sleep(600)
     if me["index"] == 1: hangs()
     """
-    job = start(QUICK, "-n", "2", "--start_timeout", "4", script(body, LISTENS, "time.sleep(600)"))
+    program = script(body, LISTENS, "time.sleep(600)")
+    job = start(QUICK, "-n", "2", "--start_timeout", "4", program, environment=EXEC)
     assert job.wait(60) == 1
     assert "gave up after 4 s (--start_timeout): worker:1 (localhost:" in job.output and "worker:0 (" not in job.output
     assert " in hangs\n" in job.output.rpartition("the last lines of")[2]
@@ -265,7 +268,7 @@ def test_modules_in_the_current_folder_do_not_take_the_place_of_others(start, tm
     (tmp_path / "sub").mkdir()
     (tmp_path / "queue.py").write_text("raise RuntimeError('this is not the library')")
     (tmp_path / "sub/train.py").write_text("import queue\nprint('found', queue.Queue.__name__, flush=True)")
-    job = start(QUICK, "--tier", "BASIC", "sub/train.py")
+    job = start(QUICK, "--tier", "BASIC", "sub/train.py", environment=EXEC)
     assert job.wait(60) == 0 and "chief:0 | found Queue" in job.output, job.output
 
 
@@ -384,6 +387,6 @@ def test_tensorboard_runs_as_long_as_the_job_and_its_address_is_said(start, scri
 def test_what_tensorflow_prints_at_every_start_is_shown_to_those_who_set_its_level(start, script, level):
     noise = "E0000 00:00:1795237116.095783    3161 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error"
     environment = {"TF_CPP_MIN_LOG_LEVEL": level} if level else {}
-    job = start(QUICK, "--tier", "BASIC", script(f"print({noise!r}, 'end', sep='\\n')"), environment=environment, fresh=True)
+    job = start(QUICK, "--tier", "BASIC", script(f"print({noise!r}, 'end', sep='\\n')"), environment=environment)
     assert job.wait(30) == 0
     assert (noise in job.output) == (level is not None) and "chief:0 | end" in job.output

@@ -360,17 +360,17 @@ def test_after_ctrl_z_the_lines_of_the_shell_are_not_erased(on_terminal):
 
 @pytest.mark.cluster
 def test_a_task_that_prints_much_is_not_held_up_by_the_terminal(on_terminal, tmp_path):
-    job = on_terminal("for n in range(200_000): print('x' * 60, n)\n")
+    job = on_terminal("for n in range(50_000): print('x' * 60, n)\n")
     assert job.wait(60) == 0
-    assert "tfdist: done in" in "\n".join(job.shown) and len(job.bytes) < 5_000_000
-    assert b"lines are left out here; the log files have them" in job.bytes and b"x 199999" in job.bytes
+    assert "tfdist: done in" in "\n".join(job.shown) and len(job.bytes) < 1_250_000
+    assert b"lines are left out here; the log files have them" in job.bytes and b"x 49999" in job.bytes
     (log,) = tmp_path.glob("tfdist_logs/*/chief-0.log")
-    assert sum(1 for _ in open(log)) == 200_000
+    assert sum(1 for _ in open(log)) == 50_000
 
 
 @pytest.mark.cluster
 def test_a_terminal_that_stops_reading_does_not_make_the_launcher_deaf(on_terminal, tmp_path):
-    job = on_terminal("import time\nfor n in range(60_000): print('x' * 60, n)\nopen('printed', 'w')\ntime.sleep(600)\n")
+    job = on_terminal("import time\nfor n in range(20_000): print('x' * 60, n)\nopen('printed', 'w')\ntime.sleep(600)\n")
     wait_until((tmp_path / "printed").exists)
     job.process.send_signal(signal.SIGINT)
     assert job.process.wait(15) == 130

@@ -4,8 +4,6 @@ import array
 import fcntl
 import os
 import signal
-import subprocess
-import sys
 import termios
 import time
 from types import SimpleNamespace
@@ -27,21 +25,14 @@ QUICK = str(PROGRAMS / "quick_launcher.py")
 
 
 @pytest.fixture
-def piped(tmp_path):
+def piped(tmp_path, quick_python):
     """Starts the launcher for one task, with its output in a pipe of the test."""
     started = []
 
     def run(body, *flags):
         (tmp_path / "program.py").write_text(body)
-        started.append(
-            subprocess.Popen(
-                [sys.executable, QUICK, "--tier", "BASIC", *flags, "program.py"],
-                cwd=tmp_path,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        )
+        command = [QUICK, "--tier", "BASIC", *flags, "program.py"]
+        started.append(quick_python.start_piped(command, str(tmp_path), os.environ))
         return started[-1]
 
     yield run
@@ -51,7 +42,7 @@ def piped(tmp_path):
         process.wait(10)
 
 
-MUCH = "import time\nfor n in range(40000): print('x' * 60, n)\nprint('last', flush=True)\nopen('printed', 'w')\n"
+MUCH = "import time\nfor n in range(20000): print('x' * 60, n)\nprint('last', flush=True)\nopen('printed', 'w')\n"
 
 
 def is_full(pipe):
@@ -70,7 +61,7 @@ def counted(output):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_reader_that_stops_reading_stops_neither_the_job_nor_its_end(piped, tmp_path, number):
-    launcher = piped(MUCH + "time.sleep(600)")  # 2.6 MB, and a pipe holds 64 KB.
+    launcher = piped(MUCH + "time.sleep(600)")  # 1.5 MB as shown; a pipe holds 64 KB, and the launcher keeps 1 MB.
     wait_until((tmp_path / "printed").exists)
     launcher.send_signal(number)
     assert launcher.wait(15) == 128 + number
@@ -89,12 +80,13 @@ def test_what_a_stopped_reader_missed_is_counted_when_it_reads_again(piped, tmp_
     output = b""
     while time.monotonic() - begin < 2:
         output += launcher.stdout.read(1 << 16) or b""
+        time.sleep(0.01)
     (tmp_path / "go").touch()
     os.set_blocking(launcher.stdout.fileno(), True)
     output += launcher.stdout.read()
     assert launcher.wait(10) == 0
     shown, left_out = counted(output)
-    assert left_out and shown + left_out == 40001
+    assert left_out and shown + left_out == 20001
     assert b"chief:0 | end\n" in output and b"tfdist: done in" in output
 
 
@@ -106,7 +98,7 @@ def test_a_slow_reader_gets_every_line(piped):
         lines += data.count(b"chief:0 | x")
         time.sleep(0.01)
     assert launcher.wait(10) == 0
-    assert buffered.count(b"chief:0 | x") == 40000 and b"left out" not in buffered
+    assert buffered.count(b"chief:0 | x") == 20000 and b"left out" not in buffered
 
 
 def test_a_slow_reader_gets_every_line_of_many_tasks_that_print_at_once(monkeypatch):
@@ -169,17 +161,15 @@ def test_a_reader_that_pauses_at_the_end_gets_every_line(piped, tmp_path):
     assert shown == 4001 and b"tfdist: done in" in output
 
 
-def test_a_non_blocking_output_does_not_silence_the_launcher(tmp_path):
+def test_a_non_blocking_output_does_not_silence_the_launcher(tmp_path, quick_python):
     (tmp_path / "program.py").write_text(MUCH)
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)  # As a program does that shares the terminal.
-    launcher = subprocess.Popen(
-        [sys.executable, QUICK, "--tier", "BASIC", "program.py"], cwd=tmp_path, stdout=write_end, start_new_session=True
-    )
+    launcher = quick_python.start([QUICK, "--tier", "BASIC", "program.py"], str(tmp_path), os.environ, write_end)
     os.close(write_end)
     wait_until(lambda: is_full(read_end))
     with open(read_end, "rb") as output:
         text = output.read()
     assert launcher.wait(10) == 0
     shown, left_out = counted(text)
-    assert shown + left_out == 40001 and b"tfdist: done in" in text
+    assert shown + left_out == 20001 and b"tfdist: done in" in text

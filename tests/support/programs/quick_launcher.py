@@ -1,17 +1,21 @@
 """Runs the launcher with a fork server that does not import TensorFlow, for programs that do not need it.
 
+The fork server is a fork of the launcher, because another Python would import all of it again. With TFDIST_TEST_EXEC=1 it is a
+Python of its own, as the fork server of users is; likewise with the next two.
+
 TFDIST_TEST_FILES=1 lets the launcher open no further file once the fork server has started, and 0 none for it. TFDIST_TEST_FAULT=1 makes the fork
 server fail. TFDIST_TEST_STOPPED is how many seconds a task may stay stopped.
 """
 
+import atexit
 import os
 import resource
+import signal
 import subprocess
 import sys
+import tempfile
 
-from tfdist.launch.backends.local import processes
-from tfdist.launch.commands import cli
-from tfdist.launch.supervision import supervisor
+from tfdist.launch.backends.local import fork_server, processes
 
 FORK_SERVER = """
 import os, tfdist.launch.backends.local.fork_server as f
@@ -37,6 +41,46 @@ class QuickPopen(subprocess.Popen):
         if os.environ.get("TFDIST_TEST_FILES") == "1":
             open_no_more()
 
+    def _execute_child(self, command, *options):
+        if any(os.environ.get(f"TFDIST_TEST_{name}") for name in ("EXEC", "FILES", "FAULT")):
+            super()._execute_child(command, *options)
+            return
+        owners, environ, pipes = options[3], options[5], options[9:15]
+        self.pid = os.fork()
+        if not self.pid:
+            _become_fork_server(command[command.index("-c") + 2 :], environ, owners, (pipes[0], pipes[3], pipes[5]))
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
+
+
+def _become_fork_server(arguments, environ, owners, standard):
+    """Makes this fork what `python -c PROGRAM ARGUMENTS` is at its start, and runs the fork server."""
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, descriptor in enumerate(standard):
+            os.dup2(descriptor, number)
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            if descriptor > 2 and descriptor not in owners:
+                try:
+                    os.close(descriptor)
+                except OSError:
+                    pass  # That of the folder /proc/self/fd.
+        os.environ.clear()
+        os.environ.update(environ)
+        tempfile.tempdir = None  # It was chosen by the environment before.
+        atexit._clear()
+        sys.argv = ["-c", *arguments]
+        fork_server.PRELOAD = ()
+        fork_server.main()
+        sys.stdout.flush()
+    finally:
+        os._exit(0)
+
 
 def make_quick():
     processes.subprocess = type(sys)("subprocess")
@@ -44,6 +88,9 @@ def make_quick():
 
 
 if __name__ == "__main__":
+    from tfdist.launch.commands import cli  # An agent does not need it.
+    from tfdist.launch.supervision import supervisor
+
     make_quick()
     supervisor.STOPPED_SECONDS = float(os.environ.get("TFDIST_TEST_STOPPED", supervisor.STOPPED_SECONDS))
     cli.main()
