@@ -226,7 +226,14 @@ def _numbers(value: Any, first: Any = 0) -> tf.Tensor:
         size = tf.size(value.parts[0])
         return value.added([_numbers(part, size * (value.first + number)) for number, part in value.placed()])
     vector, numbers = _with_places(value)
-    places = tf.cast((numbers + first) % 8191, tf.float32)
+    return _projected(vector, numbers + first)
+
+
+# Traced once and called for each tensor, because tracing all of this for each of a hundred gradients took seconds.
+@tf.function(autograph=False, reduce_retracing=True)
+def _projected(vector: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+    """Returns the square of the norm of a vector, [n], and its projections, given the places of its numbers, [n]."""
+    places = tf.cast(numbers % 8191, tf.float32)
     waves = [tf.cos(places * (1.0 + 0.7 * k) + k) for k in range(_PROJECTIONS)]
     return tf.stack([tf.reduce_sum(vector * factor) for factor in (vector, *waves)])
 
