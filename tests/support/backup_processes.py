@@ -1,4 +1,7 @@
-"""Programs with the backup of the launcher, run one after the other as if each were a process: an exception is the kill."""
+"""Programs with the backup of the launcher, run one after the other as if each were a process: an exception is the kill.
+
+Most of their models run eagerly: backups do not depend on how a step runs, and to compile one takes a second.
+"""
 
 import keras
 import tensorflow as tf
