@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import tfdist
 
-own_cluster.serve({"strategy": "hogwild"}, worker=2, ps=1)
+own_cluster.serve({"strategy": "hogwild", "sync_period": 16}, worker=2, ps=1)
 strategy = tfdist.strategy()
 
 
@@ -35,6 +35,7 @@ def averages_and_scales():
     The variance of each batch is 0.04.
     """
     keras.utils.set_random_seed(1)
+    strategy.steps_per_synchronization = 1  # A reply comes when the group has moved the numbers of float8's histories.
     with strategy.scope():
         model = keras.Sequential([keras.Input((8,)), keras.layers.BatchNormalization(momentum=0.9), keras.layers.Dense(1)])
         model.quantize("float8")
@@ -47,8 +48,9 @@ def averages_and_scales():
             found.append([float(variances.min()), float(variances.max())])
 
     batch = np.random.default_rng(1).normal(size=(16, 8)).astype("float32")
-    x = np.tile(0.2 * (batch - batch.mean(axis=0)) / batch.std(axis=0), (64, 1))  # It matters not which group takes which.
+    x = np.tile(0.2 * (batch - batch.mean(axis=0)) / batch.std(axis=0), (32, 1))  # It matters not which group takes which.
     model.fit(x, x[:, :1], batch_size=16, epochs=4, shuffle=False, verbose=0, callbacks=[Look()])
+    strategy.steps_per_synchronization = 16
     return found, [float(v.numpy()) for v in model.trainable_variables if v.path.endswith("_scale")]
 
 
