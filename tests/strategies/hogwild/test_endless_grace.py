@@ -21,5 +21,5 @@ pytestmark = pytest.mark.cluster
 )
 def test_no_group_waits_for_a_push_that_does_not_come(start, does, workers, period, fragments, delay):
     job = start(str(PROGRAMS / "hogwild_endless_grace.py"), does, *map(str, (workers, period, fragments, delay)))
-    assert job.wait(90) == 0, job.output
+    assert job.wait(200) == 0, job.output
     assert "FOUND True" in job.output
