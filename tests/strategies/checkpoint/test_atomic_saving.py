@@ -17,13 +17,13 @@ import keras, numpy as np, tensorflow as tf
 X = np.random.default_rng(1).normal(size=(96, 4)).astype("float32")
 Y = X[:, :1] - X[:, 1:2]
 
-def made(**options):
+def made():
     keras.utils.set_random_seed(3)
     norm = keras.layers.BatchNormalization(synchronized=True)  # Over the whole batch, also where replicas share it.
     # No bias before the normalization: its gradient would be rounding errors, which Adam makes steps of full length.
     dense = keras.layers.Dense(6, use_bias=False)
     model = keras.Sequential([keras.Input((4,)), dense, norm, keras.layers.Dense(1)])
-    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], **options)
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
     return model
 """
 
@@ -70,7 +70,7 @@ def child(name):
         model.compile("sgd", "mse")
     assert untouched.__module__ == "keras.src.saving.saving_lib"  # A process without a strategy of ours is left alone.
     SAVES[name](model)
-    np.save(name + ".npy", model(X))
+    np.save(name + ".npy", model.predict(X, verbose=0))
     model.set_weights([w + 1 for w in model.get_weights()])
     model.layers[1].kill = name not in ("a.weights.h5", "checkpoint")
     if not model.layers[1].kill:  # Die when it is on the disk and has not yet its name.
@@ -117,13 +117,13 @@ weights.load_weights("a.weights.h5")
 tf.train.Checkpoint(model=written).restore("checkpoint").expect_partial()
 exported = tf.saved_model.load("exported")
 predictions = {
-    "a.keras": keras.saving.load_model("a.keras")(X),
-    "a.weights.h5": weights(X),
-    "folder": keras.saving.load_model("folder")(X),
-    "exported": exported.serve(X),
-    "checkpoint": written(X),
+    "a.keras": keras.saving.load_model("a.keras").predict(X, verbose=0),
+    "a.weights.h5": weights.predict(X, verbose=0),
+    "folder": keras.saving.load_model("folder").predict(X, verbose=0),
+    "exported": exported.serve(X).numpy(),
+    "checkpoint": written.predict(X, verbose=0),
 }
-print(json.dumps({name: float(abs(value.numpy() - np.load(name + ".npy")).max()) for name, value in predictions.items()}))
+print(json.dumps({name: float(abs(value - np.load(name + ".npy")).max()) for name, value in predictions.items()}))
 """,
     )
     assert differences == pytest.approx(dict.fromkeys(differences, 0.0), abs=1e-5) and len(differences) == 5
@@ -143,8 +143,8 @@ class Interrupt(keras.callbacks.Callback):
 
 strategy = tfdist.strategy()
 with strategy.scope():
-    model = made(run_eagerly=True)
-    whole = made(run_eagerly=True)
+    model = made()
+    whole = made()
 expected = whole.fit(X, Y, epochs=5, shuffle=False, verbose=0).history
 try:
     model.fit(X, Y, epochs=5, shuffle=False, verbose=0, callbacks=[keras.callbacks.BackupAndRestore("backup"), Interrupt()])
@@ -154,7 +154,7 @@ files = sorted(os.listdir("backup"))
 stood = json.load(open("backup/training_metadata.json"))
 json.dump({"epoch": 1, "batch": 0}, open("backup/training_metadata.json", "w"))  # As if killed between the two.
 with strategy.scope():
-    model = made(run_eagerly=True)
+    model = made()
 got = model.fit(X, Y, epochs=5, shuffle=False, verbose=0, callbacks=[keras.callbacks.BackupAndRestore("backup")]).history
 json.dump({"files": files, "stood": stood, "expected": expected["loss"][3:], "got": got["loss"], "left": os.path.exists("backup")}, open("out.json", "w"))
 """
@@ -170,13 +170,12 @@ json.dump({"files": files, "stood": stood, "expected": expected["loss"][3:], "go
 
 RESUMES = """
 import tfdist
-me = json.loads(os.environ["TF_CONFIG"])["task"]
-os.makedirs("of-" + me["type"], exist_ok=True)
-os.chdir("of-" + me["type"])  # No task sees the files of another.
+os.makedirs("of-" + me.get("type", "chief"), exist_ok=True)
+os.chdir("of-" + me.get("type", "chief"))  # No task sees the files of another.
 
 class Die(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 3 and me["type"] == "chief" and not os.path.exists("died"):
+        if epoch == 3 and me.get("type") == "chief" and not os.path.exists("died"):
             open("died", "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -189,67 +188,55 @@ model.save("model.keras")
 tf.train.CheckpointManager(tf.train.Checkpoint(model=model), "checkpoints", max_to_keep=1).save()
 model.export("exported", verbose=False)
 out = {"epochs": history.epoch, "loss": history.history["loss"], "iterations": int(model.optimizer.iterations.numpy())}
-json.dump(out | {"prediction": model(X).numpy().tolist()}, open("out.json", "w"))
+json.dump(out | {"prediction": model.predict(X, verbose=0).tolist()}, open("out.json", "w"))
 """
-
-
-JOBS = {
-    # With one worker parameter_server trains as one process does, bit for bit.
-    "parameter_server": (1, {"worker": [], "ps": []}),
-    # Here the worker trains too, and restores the only backup, the chief's.
-    "multi_worker_mirrored": (0, {"worker": ["out.json"]}),
-}
-"""For each strategy, how many ps there are, and the files of other tasks than the chief."""
-
-PLAIN = """
-model = made(run_eagerly=True)
-out = {"loss": model.fit(X, Y, epochs=5, shuffle=False, verbose=0).history["loss"]}
-out["iterations"] = int(model.optimizer.iterations.numpy())
-for name in os.listdir():
-    if os.path.isdir(name):
-        restored, files = made(), f"{name}/of-chief"
-        tf.train.Checkpoint(model=restored).restore(tf.train.latest_checkpoint(f"{files}/checkpoints")).expect_partial()
-        exported = tf.saved_model.load(f"{files}/exported")
-        found = [model(X), keras.saving.load_model(f"{files}/model.keras")(X), restored(X), exported.serve(X)]
-        out[name] = [prediction.numpy().tolist() for prediction in found]
-print(json.dumps(out))
-"""
-
-
-@pytest.fixture(scope="module")
-def continued(tmp_path_factory, run_python):
-    """Runs a job with each strategy until its chief is killed, and once more. Returns the folder, and what plain Keras makes and
-    reads there.
-    """
-    folder = tmp_path_factory.mktemp("continued")
-    for name, (servers, _) in JOBS.items():
-        config = {"scaleTier": "CUSTOM", "masterType": "standard", "workerType": "standard", "workerCount": 1}
-        config |= {"parameterServerType": "standard", "parameterServerCount": servers} if servers else {}
-        (folder / name).mkdir()
-        (folder / name / "cluster.json").write_text(json.dumps({"trainingInput": config}))
-        (folder / name / "program.py").write_text(MODEL + RESUMES)
-        for attempt, fails in ((1, True), (2, False)):
-            command = ("-m", "tfdist.launch", "--cluster", "cluster.json", "program.py")
-            code = run_python(folder / name, *command, timeout=200, output=f"output-{attempt}.txt")
-            output = (folder / name / f"output-{attempt}.txt").read_text()
-            assert (code != 0) == fails and ("chief:0" in output or not fails), output
-    return folder, without_tfdist(folder, PLAIN)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("strategy", JOBS)
-def test_a_job_whose_chief_was_killed_goes_on_at_its_epoch_and_all_files_are_the_chiefs(continued, strategy):
-    folder, alone = continued
-    elsewhere = JOBS[strategy][1]
+@pytest.mark.parametrize(
+    ("servers", "elsewhere"),
+    [
+        # With one worker parameter_server trains as one process does, bit for bit.
+        pytest.param(2, {"worker": [], "ps": []}, id="parameter_server"),
+        # Here the worker trains too, and restores the only backup, the chief's.
+        pytest.param(0, {"worker": ["out.json"]}, id="multi_worker_mirrored"),
+    ],
+)
+def test_a_job_whose_chief_was_killed_goes_on_at_its_epoch_and_all_files_are_the_chiefs(
+    start, script, read_json, tmp_path, servers, elsewhere
+):
+    config = {"scaleTier": "CUSTOM", "masterType": "standard", "workerType": "standard", "workerCount": 1}
+    config |= {"parameterServerType": "standard", "parameterServerCount": servers} if servers else {}
+    (tmp_path / "cluster.json").write_text(json.dumps({"trainingInput": config}))
+    program = script(MODEL + RESUMES)
+    first = start("-m", "tfdist.launch", "--cluster", "cluster.json", program)
+    assert first.wait(200) != 0
+    assert "chief:0" in first.output
+    second = start("-m", "tfdist.launch", "--cluster", "cluster.json", program)
+    assert second.wait(200) == 0, second.output
+    got = read_json("of-chief/out.json")
+    alone = without_tfdist(
+        tmp_path / "of-chief",
+        """
+model = made()
+history = model.fit(X, Y, epochs=5, shuffle=False, verbose=0).history
+restored = made()
+tf.train.Checkpoint(model=restored).restore(tf.train.latest_checkpoint("checkpoints")).expect_partial()
+predictions = [m.predict(X, verbose=0).tolist() for m in (model, keras.saving.load_model("model.keras"), restored)]
+exported = tf.saved_model.load("exported")
+predictions.append(exported.serve(X).numpy().tolist())
+print(json.dumps({"loss": history["loss"], "iterations": int(model.optimizer.iterations.numpy()), "predictions": predictions}))
+""",
+    )
     for task in ("chief", *(job for job, files in elsewhere.items() if files)):
-        of_task = json.loads((folder / strategy / f"of-{task}" / "out.json").read_text())
+        of_task = read_json(f"of-{task}/out.json")
         assert of_task["epochs"] == [3, 4], task
         assert of_task["loss"] == pytest.approx(alone["loss"][3:], rel=1e-3), task
         assert of_task["iterations"] == alone["iterations"] == 15, task
-        for prediction in alone[strategy]:
-            np.testing.assert_allclose(of_task["prediction"], prediction, atol=1e-3)
+    for prediction in alone["predictions"]:
+        np.testing.assert_allclose(got["prediction"], prediction, atol=1e-3)
     for job, files in elsewhere.items():
-        assert sorted(path.name for path in (folder / strategy / f"of-{job}").rglob("*") if path.is_file()) == files
+        assert sorted(path.name for path in (tmp_path / f"of-{job}").rglob("*") if path.is_file()) == files
 
 
 ENDS_WITHOUT_SAVING = """

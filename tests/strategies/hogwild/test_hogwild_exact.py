@@ -57,7 +57,7 @@ case("any delay, sum", any_delay(), outer="sum")
 # Without momentum and with rate 1 it is an average, so the sum of all updates is known.
 without_momentum = {"outer": "nesterov", "outer_learning_rate": 1.0, "outer_momentum": 0.0}
 case("any delay, nesterov", any_delay(), **without_momentum, for_a_release=True)
-case("any delay, int4", any_delay(groups=2), groups=2, shard_bytes=16, compression="int4")
+case("any delay, int4", any_delay(groups=2), groups=2, compression="int4")
 
 
 @pytest.mark.parametrize("number", range(len(DELAYS)), ids=[f"delay {delay}" for delay in DELAYS])

@@ -50,37 +50,54 @@ TRAINS = """
 """
 
 
+# Groups wait for each other at the end of a round, so the faults have to end these waits.
+OUTER = {"outer": "nesterov", "fragments": 2}
+
+
 MOST_SECONDS = 8.0
 """How long the others may pause while a worker is stopped: see test_by_hand_faults.py."""
 
 
-def test_training_continues_without_a_worker_that_is_stopped_or_killed_and_takes_it_back(start, script, tmp_path):
-    """Groups wait for each other without end at the end of a round, so the faults have to end these waits."""
-    synchronization = {"outer": "nesterov", "fragments": 2, "grace": 1e9}
-    options = {"strategy": "hogwild", "sync_period": 2, "synchronization": synchronization}
+@pytest.fixture
+def cluster(start, script, tmp_path, monkeypatch, request):
+    """Starts 1 chief, 2 workers and 1 ps under Hogwild, and waits until they train. A parameter has more options."""
+    monkeypatch.chdir(tmp_path)
+    options = {"strategy": "hogwild", "sync_period": 2, "synchronization": OUTER | getattr(request, "param", {})}
     program, environments = script(TRAINS), configs(options, chief=1, worker=2, ps=1)
-    jobs = {task: start(program, environment=environment) for task, environment in environments.items()}
-    chief, worker, ps = jobs["chief", 0], jobs["worker", 1], jobs["ps", 0]
-    chief.wait_for("change 1: 2 training")
-    os.kill(worker.process.pid, signal.SIGSTOP)
-    try:
-        chief.wait_for("change 2: 1 training\n")
-        chief.wait_for("longest pause 2: ")
-        assert float(chief.output.partition("longest pause 2: ")[2].split()[0]) < MOST_SECONDS
-    finally:
-        os.kill(worker.process.pid, signal.SIGCONT)
-    chief.wait_for("change 3: 2 training")
-    os.kill(worker.process.pid, signal.SIGKILL)
-    worker.wait(10)
-    chief.wait_for("change 4: 1 training\n")
-    back = start(program, environment=environments["worker", 1])
-    chief.wait_for("change 5: 2 training")
-    for process in (ps.process, back.process):
+    jobs = {task: start(program, environment=env) for task, env in environments.items()}
+    jobs["chief", 0].wait_for("change 1: 2 training")
+    return jobs, lambda task: start(program, environment=environments[task])
+
+
+@pytest.mark.parametrize("cluster", [{"grace": 1e9}], indirect=True, ids=["that would be waited for without end"])
+def test_training_continues_without_a_killed_worker_and_takes_it_back(cluster, tmp_path):
+    jobs, again = cluster
+    os.kill(jobs["worker", 1].process.pid, signal.SIGKILL)
+    jobs["worker", 1].wait(10)
+    jobs["chief", 0].wait_for("change 2: 1 training\n")
+    back = again(("worker", 1))
+    jobs["chief", 0].wait_for("change 3: 2 training")
+    for process in (jobs["ps", 0].process, back.process):
         os.kill(process.pid, signal.SIGUSR1)  # It asks the chief to save. Slurm sends it to all.
     (tmp_path / "end").touch()
-    chief.wait_for("finished finite")
-    assert chief.wait(60) == 0
+    jobs["chief", 0].wait_for("finished finite")
+    assert jobs["chief", 0].wait(60) == 0
     assert back.wait(30) == 0
+
+
+def test_a_stopped_worker_delays_no_other(cluster, tmp_path):
+    jobs, _ = cluster
+    os.kill(jobs["worker", 1].process.pid, signal.SIGSTOP)
+    try:
+        jobs["chief", 0].wait_for("change 2: 1 training\n")
+        jobs["chief", 0].wait_for("longest pause 2: ")
+        assert float(jobs["chief", 0].output.partition("longest pause 2: ")[2].split()[0]) < MOST_SECONDS
+    finally:
+        os.kill(jobs["worker", 1].process.pid, signal.SIGCONT)
+    (tmp_path / "end").touch()
+    jobs["chief", 0].wait_for("finished finite")
+    assert jobs["chief", 0].wait(60) == 0
+    assert jobs["worker", 1].wait(30) == 0
 
 
 PROGRAM = str(PROGRAMS / "hogwild_killed.py")

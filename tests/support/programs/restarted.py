@@ -1,7 +1,7 @@
 """Trains under the launcher, and kills a task in the middle of its first attempt: `restarted.py TASK KILLED_AT`.
 
-The first model is interrupted and continues after the restart. A second one trains without an interruption, from the same
-seeds, if there is a further argument. The file out-TASK.json of each task that trains has what became of them.
+The first model is interrupted and continues after the restart. The second one trains without an interruption, from the same
+seeds. The file out-TASK.json of each task that trains has what became of both.
 """
 
 import json
@@ -13,7 +13,7 @@ import time
 
 import tfdist
 
-KILLED, AT, COMPARES = sys.argv[1], int(sys.argv[2]), len(sys.argv) > 3
+KILLED, AT = sys.argv[1], int(sys.argv[2])
 me = json.loads(os.environ["TF_CONFIG"])["task"]
 pathlib.Path(f"pid-{me['type']}:{me['index']}").write_text(str(os.getpid()))
 strategy = tfdist.strategy()
@@ -80,7 +80,5 @@ def train(name, callbacks):
     }
 
 
-out = {"interrupted": train("interrupted", [Kill()]), "resumed_at": min(steps)}
-if COMPARES:
-    out["whole"] = train("whole", [])
+out = {"interrupted": train("interrupted", [Kill()]), "resumed_at": min(steps), "whole": train("whole", [])}
 pathlib.Path(f"out-{me['type']}-{me['index']}.json").write_text(json.dumps(out))
