@@ -1,6 +1,6 @@
 """Programs with the backup of the launcher, run one after the other as if each were a process: an exception is the kill.
 
-Most of their models run eagerly: backups do not depend on how a step runs, and to compile one takes a second.
+Models that make few steps may run eagerly, which saves their compilation: backups do not depend on how a step runs.
 """
 
 import keras

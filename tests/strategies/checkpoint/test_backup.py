@@ -124,7 +124,7 @@ def test_a_restored_fit_sees_the_data_in_the_order_of_its_epochs_and_the_next_fi
     def train(epochs, callbacks):
         keras.utils.set_random_seed(3)
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
-        model.compile(keras.optimizers.SGD(1e-5), "mse", run_eagerly=True)
+        model.compile(keras.optimizers.SGD(1e-5), "mse")
         data = tf.data.Dataset.from_tensor_slices((numbers, 2 * numbers)).shuffle(32).batch(4)
         history = model.fit(data, epochs=epochs, verbose=0, callbacks=callbacks)
         return model, history.history["loss"]
@@ -143,7 +143,7 @@ class Interrupted(Exception):
 def interrupted(folder, batches, **arguments):
     """Trains until some batches are done; returns where the training began, and the first numbers that each epoch saw."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
-    model.compile(keras.optimizers.SGD(1e-9), "mse", run_eagerly=True)
+    model.compile(keras.optimizers.SGD(1e-9), "mse")
     begun, read = [], []
 
     def stop(batch, logs=None):

@@ -42,7 +42,7 @@ def values(model):
 
 def dense(optimizer="sgd"):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.2), keras.layers.Dense(1)], name="net")
-    model.compile(optimizer, "mse", run_eagerly=True)
+    model.compile(optimizer, "mse")
     return model
 
 
@@ -170,7 +170,7 @@ def test_optimizers_of_a_models_own_continue(process):
     def program(killed_at=99):
         model = Pair()
         model(X[:1])
-        model.compile("adam", run_eagerly=True)
+        model.compile("adam")
         model.fit(X, Y, epochs=4, verbose=0, callbacks=[KillAt(killed_at)])
         return values(model), int(model.first.iterations), int(model.others["second"].iterations)
 
@@ -244,7 +244,7 @@ def read(pool, killed_at=99):
     shapes = (tf.TensorSpec((None,), tf.int64), tf.TensorSpec((1,)))
     data = tf.data.Dataset.from_generator(examples, output_signature=shapes).padded_batch(8)
     model = Text(pool)
-    model.compile("adam", "mse", run_eagerly=True)
+    model.compile("adam", "mse")
     return model.fit(data, epochs=3, verbose=0, callbacks=[KillAt(killed_at)]).epoch
 
 
@@ -271,7 +271,7 @@ def test_sigterm_in_the_last_step_of_an_epoch_saves_its_end_and_needs_no_launche
         x = np.ones((40, 3), "float32")
         with strategy.scope():
             model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-            model.compile("sgd", "mse", run_eagerly=True)
+            model.compile("sgd", "mse")
         class Terminate(keras.callbacks.Callback):
             def on_epoch_begin(self, epoch, logs=None):
                 self.epoch = epoch

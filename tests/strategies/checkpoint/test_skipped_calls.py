@@ -24,7 +24,7 @@ def values(model):
 
 def dense(rate=0.1):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, name="base"), keras.layers.Dense(1, name="head")])
-    model.compile(keras.optimizers.SGD(rate), "mse", run_eagerly=True)
+    model.compile(keras.optimizers.SGD(rate), "mse")
     return model
 
 
@@ -64,11 +64,11 @@ def phases(kept, killed_in, killed_at):
         model.set_weights(kept["weights"])
     else:
         model.get_layer("base").trainable = False
-        model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+        model.compile(keras.optimizers.SGD(0.1), "mse")
         model.fit(X, Y, epochs=3, verbose=0, callbacks=[KillAt(killed_at if killed_in == 1 else 99)])
         kept["weights"] = model.get_weights()
     model.get_layer("base").trainable = True
-    model.compile(keras.optimizers.SGD(0.01), "mse", run_eagerly=True)
+    model.compile(keras.optimizers.SGD(0.01), "mse")
     history = model.fit(X, Y, epochs=3, verbose=0, callbacks=[KillAt(killed_at if killed_in == 2 else 99)])
     return history.history, values(model)
 
