@@ -1,8 +1,6 @@
 """Lets the groups of a cluster train Keras models, one call at a time and in a given order.
 
-    hogwild_exact_models.py CASES RESULTS SERVERS
-
-See `hogwild_events.main`.
+`hogwild_exact_models.py CASES RESULTS SERVERS`: see `hogwild_events.main`.
 """
 
 import concurrent.futures
