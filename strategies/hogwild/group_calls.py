@@ -333,8 +333,10 @@ class GroupCalls:
         floating = [v for v in weights.values() if v.dtype.is_floating]
         self._trained = {id(v) for weight in self._model.trainable_weights for v in local_variables(weight._value)}
         active = [v for v in floating if id(v) in self._trained - overwritten]
-        statistics = [v for v in floating if not v.trainable or id(v) in self._trained & overwritten]
+        statistics = [v for v in floating if not v.trainable and id(v) not in overwritten]
         self._replicas.register(active, Kind.SYNCHRONIZED, self._strategy.synchronization.fragments)
+        # Each step moves the numbers of float8's histories: a reply that comes later would add them at other places.
+        self._replicas.register([v for v in floating if id(v) in overwritten], Kind.OWN)
         self._register_frozen(floating, statistics)
         buffers = buffers_of(optimizers_of(self._model)) if self._averages_momentum else []
         if self._averages_momentum and not buffers:
@@ -345,7 +347,7 @@ class GroupCalls:
         self._add_used(floating + buffers)
 
     def _register_frozen(self, variables: list[LocalVariable], averages: list[LocalVariable]) -> None:
-        # In blocks of their own: the outer rates would let a moving variance, or a scale of float8, overshoot, below zero.
+        # In blocks of their own: the outer rates would let a moving variance overshoot, below zero.
         nonnegatives.mark(averages)
         self._replicas.register(averages, Kind.SYNCHRONIZED)
         self._replicas.register(variables, Kind.SYNCHRONIZED)

@@ -1,4 +1,7 @@
-"""Programs with the backup of the launcher, run one after the other as if each were a process: an exception is the kill."""
+"""Programs with the backup of the launcher, run one after the other as if each were a process: an exception is the kill.
+
+Models that make few steps may run eagerly, which saves their compilation: backups do not depend on how a step runs.
+"""
 
 import keras
 import tensorflow as tf

@@ -185,12 +185,11 @@ def mixed_events():
     return [*events, ["collect"], ["read"]]
 
 
-NUMBERS = np.random.default_rng(6).normal(size=(3, 700)) * np.exp(np.random.default_rng(7).normal(size=(3, 700)) * 2)
+NUMBERS = np.random.default_rng(6).normal(size=(2, 700)) * np.exp(np.random.default_rng(7).normal(size=(2, 700)) * 2)
 EMPTY = 4
 
 
 def compressed_events():
-    events = [["steps", group, NUMBERS[group : group + 1].tolist()] for group in range(3)]
-    for _ in range(1 + EMPTY):
-        events += [*(["synchronize", group] for group in range(3)), ["read"]]
-    return [*events, *([["steps", group, NUMBERS[group : group + 1].tolist()] for group in range(3)]), ["collect"], ["read"]]
+    progress = [["steps", group, row.tolist()] for group, row in enumerate(NUMBERS[:, None])]
+    synchronizations = [*(["synchronize", group] for group in range(len(NUMBERS))), ["read"]]
+    return [*progress, *synchronizations * (1 + EMPTY), *progress, ["collect"], ["read"]]

@@ -16,7 +16,7 @@ Y = X.sum(axis=1, keepdims=True)
 
 def compiled(loss="mse"):
     model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(1)], name="net")
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.5), loss)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.5), loss, run_eagerly=True)
     return model
 
 
@@ -111,7 +111,7 @@ def of_drawn_numbers(killed_at, layers, optimizer):
     keras.utils.clear_session()  # A new process has no generator.
     keras.utils.set_random_seed(5)
     model = keras.Sequential([*layers(), keras.layers.Dense(1)])
-    model.compile(optimizer(0.01), "mse")
+    model.compile(optimizer(0.01), "mse", run_eagerly=True)
     model.fit(X, Y, epochs=4, verbose=0, callbacks=[KillAt(killed_at)])
     return weights_of(model)
 

@@ -51,7 +51,7 @@ def trained(make, optimizer, killed_at=99, epochs=3):
     def program():
         keras.utils.set_random_seed(5)
         model = make()
-        model.compile(optimizer(), "mse")
+        model.compile(optimizer(), "mse", run_eagerly=True)
         model.fit(X, Y, epochs=1, verbose=0)
         between = states(model)
         model.fit(X, Y, epochs=epochs, verbose=0, callbacks=[KillAt(killed_at)])
@@ -93,7 +93,7 @@ def test_a_model_without_call_continues(process):
     def program(killed_at=99):
         keras.utils.set_random_seed(5)
         model = WithoutCall()
-        model.compile(keras.optimizers.Adam(0.01))
+        model.compile(keras.optimizers.Adam(0.01), run_eagerly=True)
         model.fit(X, Y, epochs=3, verbose=0, callbacks=[KillAt(killed_at)])
         return states(model)
 
@@ -142,7 +142,7 @@ class AutoencoderWithoutCall(Autoencoder):
 def test_a_model_whose_own_step_gets_no_targets_or_others_than_its_loss_takes_continues(process, make, targets, loss):
     def program(killed_at=99):
         model = make()
-        model.compile(keras.optimizers.Adam(0.01), loss)
+        model.compile(keras.optimizers.Adam(0.01), loss, run_eagerly=True)
         model.fit(X, targets, epochs=3, verbose=0, callbacks=[KillAt(killed_at)])
         return states(model)
 
@@ -174,7 +174,7 @@ def test_a_second_call_may_have_another_optimizer_than_the_first(process):
         keras.utils.set_random_seed(5)
         model = dense(1)()
         for optimizer, epoch in (("adam", 99), ("sgd", killed_at)):
-            model.compile(optimizer, "mse")
+            model.compile(optimizer, "mse", run_eagerly=True)
             model.fit(X, Y, epochs=3, verbose=0, callbacks=[KillAt(epoch)])
         return states(model)
 
@@ -186,7 +186,7 @@ def test_a_second_call_may_have_another_optimizer_than_the_first(process):
 def test_the_learning_rate_of_the_backup_stays_and_a_warning_says_so(process, caplog):
     def program(rate, killed_at=99):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)], name="net")
-        model.compile(keras.optimizers.SGD(rate), "mse")
+        model.compile(keras.optimizers.SGD(rate), "mse", run_eagerly=True)
         model.fit(X, Y, epochs=2, verbose=0, callbacks=[KillAt(killed_at)])
         return float(model.optimizer.learning_rate)
 
@@ -235,13 +235,13 @@ def test_other_files_of_the_program_in_the_folder_stay(tmp_path):
 
 def of_two_strategies(killed_at):
     model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(1)], name="first")
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", run_eagerly=True)
     model.fit(X, Y, epochs=2, verbose=0)
     other = tf.distribute.OneDeviceStrategy("/cpu:0")  # As `tfdist.strategy()`, called again, returns another `mirrored`.
     job_backup.install(other)
     with other.scope():
         second = keras.Sequential([keras.layers.Dense(1)], name="second")
-        second.compile("sgd", "mse")
+        second.compile("sgd", "mse", run_eagerly=True)
     begun = []
     note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch))
     second.fit(X, Y, epochs=4, verbose=0, callbacks=[note, KillAt(killed_at)])
@@ -257,7 +257,7 @@ def test_a_notebook_that_names_the_folder_again_trains_again(process, monkeypatc
             monkeypatch.setenv(FOLDER, job_backup._backups.folder)
             job_backup.install(tf.distribute.get_strategy())
             model = dense(1)()
-            model.compile("sgd", "mse")
+            model.compile("sgd", "mse", run_eagerly=True)
             epochs.append(model.fit(X, Y, epochs=3, verbose=0, callbacks=[KillAt(killed_at if epochs else 99)]).epoch)
             epochs.append(int(model.optimizer.iterations))
         return epochs

@@ -34,7 +34,7 @@ def test_momentum_buffers_are_averaged_with_the_weights(results, delay, fragment
     found = results["averaged_momentum"]
     inputs, targets = np.array(found["inputs"]), np.array(found["targets"])
     found = found[f"{delay} {fragments}"]
-    weights = [[np.array(w) for w in found["before"]] for _ in range(3)]
+    weights = [[np.array(w) for w in found["before"]] for _ in range(2)]
     buffers = [[np.zeros_like(w) for w in mine] for mine in weights]
 
     def means(of, part):
@@ -43,7 +43,7 @@ def test_momentum_buffers_are_averaged_with_the_weights(results, delay, fragment
     def synchronize(at_push, part):
         for of, before in ((weights, at_push[0]), (buffers, at_push[1])):
             mean = means(before, part)
-            for group in range(3):
+            for group in range(2):
                 of[group][part] = of[group][part] + mean - before[group][part]
 
     between = 4 // fragments
@@ -56,7 +56,7 @@ def test_momentum_buffers_are_averaged_with_the_weights(results, delay, fragment
         if count % between == delay:
             for part in parts:
                 synchronize(at_push, part)
-        for group in range(3):
+        for group in range(2):
             first, second = weights[group]
             x, y = inputs[round_, group, step], targets[round_, group, step]
             error = 2 * (x @ first @ second - y) / len(x)
@@ -98,19 +98,17 @@ def test_fragments_take_turns_step_by_step(results):
     thirds = [[values[0], values[4], values[8]] for values in got["parameters"]]
     assert thirds == expected
     assert got["alone"][:3] == [[7.0] * 4] * 3
-    np.testing.assert_allclose(got["together"][:3], [[10.0] * 4] * 3, rtol=1e-6)  # The mean of 30 steps of three groups.
+    np.testing.assert_allclose(got["together"][:3], [[22.0] * 4] * 3, rtol=1e-6)  # And the mean of 30 steps of two groups.
     # The weight without a gradient stays what it was.
     assert got["alone"][3] == got["together"][3] == [1.0, 1.0]
 
 
 def test_each_fragment_is_synchronized_once_in_a_period_also_if_there_are_fewer_blocks(results):
-    average, nesterov = (
-        [[values[0], values[4], values[8]] for values in history] for history in results["fewer_blocks_than_fragments"]
-    )
-    # Steps 1 to 4 synchronize a block each, the last of which has no gradient, and steps 5 and 6 none.
-    assert average == [[0, 0, 0], [0, 1, 0], *[[0, 1, 2]] * 4, [6, 1, 2], [6, 7, 2], [6, 7, 8]]
+    average, nesterov = ([[values[0], values[4]] for values in history] for history in results["fewer_blocks_than_fragments"])
+    # Steps 1 to 3 synchronize a block each, the last of which has no gradient, and step 4 none.
+    assert average == [[0, 0], *[[0, 1]] * 3, [4, 1], *[[4, 5]] * 2]
     # In rounds the first push, without progress, is no turn of its fragment.
-    assert nesterov == [[0, 0, 0], [1, 0, 0], [1, 2, 0], *[[1, 2, 3]] * 4, [7, 2, 3], [7, 8, 3]]
+    assert nesterov == [[0, 0], [1, 0], *[[1, 2]] * 3, [5, 2], [5, 6]]
 
 
 def test_the_progress_of_train_on_batch_counts_in_full_with_all_outer_optimizers(results):
@@ -144,11 +142,13 @@ def test_at_the_end_of_an_epoch_nobody_waits_for_a_group_that_was_late(results, 
 
 def test_train_on_batch_waits_for_the_group_that_trains(results):
     """Losses equal those of plain Keras, for any delay of that group."""
-    np.testing.assert_allclose(results["alone_and_late"]["late"], results["alone_and_late"]["keras"], rtol=1e-5)
+    found = results["alone_and_late"]
+    np.testing.assert_allclose(found["late"], found["keras"][:7], rtol=1e-5)
 
 
 def test_train_on_batch_continues_in_another_group_from_the_progress_of_the_first(results):
-    np.testing.assert_allclose(results["alone_and_late"]["gone"], results["alone_and_late"]["keras"], rtol=1e-5)
+    found = results["alone_and_late"]
+    np.testing.assert_allclose(found["gone"], found["keras"][8:], rtol=1e-5)
 
 
 def test_a_group_alone_trains_embeddings_as_plain_keras(results):

@@ -7,11 +7,13 @@ import json
 import os
 import signal
 import textwrap
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 from by_hand import configs
-from processes import processes_of
+from processes import parent_of, processes_of
+from support_paths import PROGRAMS
 
 pytestmark = pytest.mark.cluster
 
@@ -29,6 +31,7 @@ TRAINS = """
         last, pause = None, 0.0
         def on_train_batch_end(self, batch, logs=None):
             if self.last: self.pause = max(self.pause, time.monotonic() - self.last)
+            time.sleep(0.01)  # So that the groups do not use all of the machine while a test waits.
             self.last = time.monotonic()
         def on_epoch_end(self, epoch, logs=None):
             training = len(strategy.local_replicas.live)
@@ -97,7 +100,8 @@ def test_a_stopped_worker_delays_no_other(cluster, tmp_path):
     assert jobs["worker", 1].wait(30) == 0
 
 
-OPTIONS = ("--strategy", "hogwild", "--sync_period", "2", "--summary", "summary.json")
+PROGRAM = str(PROGRAMS / "hogwild_killed.py")
+OPTIONS = ("--strategy", "hogwild", "--sync_period", "2")
 
 SOON = """
 from tfdist.launch.jobs import restarts
@@ -107,113 +111,78 @@ main()
 """
 
 
-COUNTS = """
-    import json, time
-    import tfdist
-    with tfdist.strategy().scope():
-        import keras, numpy as np
-        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-        class Examples(keras.metrics.Sum):
-            def update_state(self, y_true, y_pred, sample_weight=None):
-                super().update_state(keras.ops.ones_like(y_true))
-        model.compile(keras.optimizers.SGD(0.01), "mse", metrics=[Examples(name="examples")])
-    random = np.random.default_rng(1)
-    x, weights = random.normal(size=(512, 8)), random.normal(size=(8, 1)) + 3.0
-    losses = []
-    class Slow(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            time.sleep(0.004)
-        def on_epoch_end(self, epoch, logs=None):
-            losses.append(logs["loss"])
-            print(f"epoch {epoch} is done", flush=True)
-    history = model.fit(x, x @ weights, batch_size=8, epochs=30, verbose=0, callbacks=[Slow()]).history
-    error = float(np.abs(model.get_weights()[0] - weights).max())
-    found = {"losses": losses, "updates": int(model.optimizer.iterations), "error": error, "examples": history["examples"]}
-    print("FOUND", json.dumps(found), flush=True)
-"""
+def killed(folder, run_python, task, tasks):
+    """Runs a program that kills a task of such a cluster; returns the output, and what the program has found."""
+    command = ("-m", "tfdist.launch", "--cluster", json.dumps(tasks), *OPTIONS, PROGRAM, "--", task, "results.json")
+    code, output = run_python(folder, *command, timeout=150), (folder / "output.txt").read_text()
+    assert code == 0, output
+    return output, json.loads((folder / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def killed_ps(tmp_path_factory, run_python):
+    return killed(tmp_path_factory.mktemp("ps"), run_python, "ps:1", {"chief": 1, "worker": 2, "ps": 2})
+
+
+@pytest.fixture(scope="module")
+def killed_worker(tmp_path_factory, run_python):
+    """Without ps the workers hold the global parameters, so one that is killed loses its local replica, too."""
+    return killed(tmp_path_factory.mktemp("worker"), run_python, "worker:1", {"chief": 1, "worker": 2})
 
 
 @pytest.mark.parametrize(
-    ("task", "ps", "groups"), [("ps:1", {"ps": 2}, "2 worker groups have"), ("worker:1", {}, "1 worker group has")]
+    ("run", "task", "groups"),
+    [("killed_ps", "ps:1", "2 worker groups have"), ("killed_worker", "worker:1", "1 worker group has")],
 )
-def test_a_killed_task_gets_its_part_of_the_parameters_back_and_no_step_is_lost(start, script, task, ps, groups):
-    """Without ps the workers hold the global parameters, so one that is killed loses its local replica, too."""
-    cluster = json.dumps({"chief": 1, "worker": 2} | ps)
-    job = start("-m", "tfdist.launch", "--cluster", cluster, *OPTIONS, script(COUNTS))
-    job.wait_for("epoch 8 is done")
-    os.kill(job.pid_of(task), signal.SIGKILL)
-    job.wait_for(f"{task} ended early: it was killed by SIGKILL; the training waits for it, and the task is restarted")
-    job.wait_for(f" was restarted: its part of the global parameters comes back from what {groups} pulled last, and ")
-    assert job.wait(120) == 0, job.output
-    assert "at most one sync period of each (2 updates) is lost; the momentum of the outer optimizer begins at" in job.output
-    found = json.loads(job.output.partition("FOUND ")[2].splitlines()[0])
-    assert found["updates"] == 30 * 64 and found["examples"] == [512.0] * 30  # No call that has failed counts twice.
-    before, after = found["losses"][7], found["losses"][8:]
+def test_a_killed_task_gets_its_part_of_the_parameters_back_and_no_step_is_lost(request, run, task, groups):
+    output, found = request.getfixturevalue(run)
+    assert f"{task} ended early: it was killed by SIGKILL; the training waits for it, and the task is restarted" in output
+    assert f" was restarted: its part of the global parameters comes back from what {groups} pulled last, and " in output
+    assert "at most one sync period of each (2 updates) is lost; the momentum of the outer optimizer begins at" in output
+    assert found["updates"] == 20 * 64 and found["examples"] == [512.0] * 20  # No call that has failed counts twice.
+    before, after = found["losses"][8], found["losses"][9:]
     assert max(after) < 3 * before < 0.1 * found["losses"][0], found["losses"]
     assert found["error"] < 1e-3  # As without a fault.
-    assert job.left() == {}
 
 
-DIES = """
-    import json, os, signal
-    import tfdist
-    with tfdist.strategy().scope():
-        import keras, numpy as np
-        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.01), "mse")
-    random = np.random.default_rng(1)
-    x, weights = random.normal(size=(512, 8)), random.normal(size=(8, 1))
-    y, killed = x @ weights, {}
-    def kill(when):
-        if when not in killed:
-            killed[when] = int(open("pid-ps-1").read())
-            os.kill(killed[when], signal.SIGKILL)
-    class Kill(keras.callbacks.Callback):
-        def on_test_batch_end(self, batch, logs=None):
-            if batch == 4: kill("in evaluate")
-    losses = model.fit(x, y, batch_size=8, epochs=4, verbose=0).history["loss"]
-    evaluated = model.evaluate(x, y, batch_size=4, verbose=0, callbacks=[Kill()])
-    losses += model.fit(x, y, batch_size=8, epochs=4, verbose=0).history["loss"]
-    kill("before a save")  # What the groups have trained since their last push is still theirs.
-    model.save("model.keras")
-    loaded = keras.saving.load_model("model.keras")
-    error = max(float(np.abs(a - b).max()) for a, b in zip(loaded.get_weights(), model.get_weights()))
-    after = model.evaluate(x, y, verbose=0)
-    found = {"losses": losses, "evaluated": evaluated, "after": after, "error": error, "killed": len(set(killed.values()))}
-    print("FOUND", json.dumps(found | {"updates": int(model.optimizer.iterations)}), flush=True)
-"""
-
-
-def test_a_ps_may_be_killed_during_evaluate_and_before_a_save(start, script):
-    cluster = '{"chief": 1, "worker": 2, "ps": 2}'
-    job = start("-m", "tfdist.launch", "--cluster", cluster, *OPTIONS, script(DIES))
-    assert job.wait(120) == 0, job.output
-    found = json.loads(job.output.partition("FOUND ")[2].splitlines()[0])
-    assert (found["updates"], found["killed"]) == (8 * 64, 2)
+def test_a_ps_may_be_killed_during_evaluate_and_before_a_save(killed_ps):
+    found = killed_ps[1]["again"]
+    assert (found["updates"], found["killed"]) == ((20 + 8) * 64, 3)
     first, *_, middle = found["losses"][:4]
     assert found["evaluated"] < 1.1 * middle and found["losses"][4] < 3 * middle < first, found
     assert found["after"] < 2 * found["losses"][-1] < 0.1 * first, found
     assert found["error"] == 0.0
-    assert job.left() == {}
 
 
-@pytest.mark.parametrize("fate", ["killed", "stopped"])
-def test_under_the_launcher_a_worker_is_started_again(start, script, small_cluster, tmp_path, read_json, fate):
-    job = start("-c", SOON, "--cluster", small_cluster, *OPTIONS, script(TRAINS))
+def test_a_killed_ps_resets_no_optimizer_slots_and_a_save_at_that_moment_has_them(killed_ps):
+    found, iterations = killed_ps[1]["slots"]
+    assert len(found) == 4 and iterations == 256
+    for second_moment, expected in found:
+        assert second_moment == pytest.approx(expected, rel=1e-3) and expected > 0.05
+
+
+def test_under_the_launcher_a_worker_that_is_killed_or_stopped_is_started_again(
+    start, script, small_cluster, tmp_path, read_json
+):
+    job = start("-c", SOON, "--cluster", small_cluster, *OPTIONS, "--summary", "summary.json", script(TRAINS))
+    restarted = "worker:1 ended early: it was killed by SIGKILL; the training continues, and the task is restarted"
     job.wait_for("change 1: 2 training")
-    pid = job.pid_of("worker:1")
-    os.kill(pid, signal.SIGKILL if fate == "killed" else signal.SIGSTOP)
-    if fate == "stopped":
-        job.wait_for(f"worker:1 was stopped by SIGSTOP; `kill -CONT {pid}` resumes it")
-        job.wait_for("worker:1 is killed and restarted unless it resumes within 3 s")
-        job.wait_for("worker:1 was stopped for 3 s; it is killed, because other tasks may wait for it")
-    job.wait_for("worker:1 ended early: it was killed by SIGKILL; the training continues, and the task is restarted")
+    pids = [job.pid_of("worker:1")]
+    os.kill(pids[0], signal.SIGKILL)
+    job.wait_for(restarted)
     job.wait_for("2 of 2 worker groups train", after="is restarted")
-    assert job.pid_of("worker:1") != pid
+    pids.append(job.pid_of("worker:1"))
+    os.kill(pids[1], signal.SIGSTOP)
+    job.wait_for(f"worker:1 was stopped by SIGSTOP; `kill -CONT {pids[1]}` resumes it")
+    job.wait_for("worker:1 is killed and restarted unless it resumes within 3 s")
+    job.wait_for("worker:1 was stopped for 3 s; it is killed, because other tasks may wait for it")
+    job.wait_for(restarted, after="it is killed, because")
+    job.wait_for("2 of 2 worker groups train", after="is restarted")
+    assert len({*pids, job.pid_of("worker:1")}) == 3
     (tmp_path / "end").touch()
     assert job.wait(60) == 0, job.output
-    assert "restarts  worker:1: 1 restart" in job.output
-    assert {task["task"]: task.get("restarts") for task in read_json("summary.json")["tasks"]}["worker:1"] == 1
+    assert "restarts  worker:1: 2 restarts" in job.output
+    assert {task["task"]: task.get("restarts") for task in read_json("summary.json")["tasks"]}["worker:1"] == 2
     assert job.left() == {}
 
 
@@ -225,10 +194,12 @@ def started(pid):
 def test_a_worker_of_a_plain_program_is_started_again(start, script, small_cluster, tmp_path):
     cluster = f'dataclasses.replace(tfdist.read("{small_cluster}"), strategy="hogwild", sync_period=2)'
     program = "import dataclasses\n" + textwrap.dedent(TRAINS).replace("tfdist.strategy()", f"tfdist.strategy({cluster})")
-    job = start(script(program), fresh=True)  # It shows which of its processes is the fork server.
+    job = start(script(program))
     job.wait_for("change 1: 2 training")
-    servers = sorted((pid for pid, command in processes_of(job.mark).items() if "fork_server" in command), key=started)
-    forked = servers[2:]  # After the guard and the fork server, in the order of their tasks.
+    children = defaultdict(list)
+    for pid in processes_of(job.mark):
+        children[parent_of(pid)].append(pid)
+    forked = sorted(max(children.values(), key=len), key=started)  # By the fork server, in the order of their tasks.
     assert len(forked) == 3
     os.kill(forked[1], signal.SIGKILL)
     job.wait_for("worker:1 ended early: it was killed by SIGKILL; the training continues, and the task is restarted")

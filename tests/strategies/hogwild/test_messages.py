@@ -1,38 +1,36 @@
 """How many messages a synchronization of hogwild takes, counted in the graphs that TensorFlow writes for debugging."""
 
+import os
+import subprocess
+import sys
+
 import pytest
-from by_hand import configs
 from google.protobuf import text_format
+from support_paths import PROGRAMS
 from tensorflow.core.framework import graph_pb2
 
 pytestmark = pytest.mark.cluster
 
-PROGRAM = """
-    import tfdist
-    strategy = tfdist.strategy()
-    import keras, numpy as np
-
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-    model.fit(np.ones([64, 3], "float32"), np.ones([64, 2], "float32"), batch_size=4, verbose=0)
-"""
+COMPRESSIONS = ("float32", "bf16")
 
 
-@pytest.mark.parametrize("options", [{}, {"compression": "bf16"}], ids=str)
-def test_a_synchronization_sends_each_ps_three_messages_and_receives_two(start, script, tmp_path, options):
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory):
+    """Returns a folder with the graphs of the tasks, for each compression."""
+    folder = tmp_path_factory.mktemp("graphs")
+    command = [sys.executable, str(PROGRAMS / "hogwild_messages.py"), str(folder), *COMPRESSIONS]
+    environment = os.environ | {"TF_CPP_VMODULE": "optimization_registry=4"}
+    with open(folder / "output.txt", "wb") as output:
+        code = subprocess.run(command, env=environment, stdout=output, stderr=output, timeout=200).returncode
+    assert code == 0, (folder / "output.txt").read_text()[-5000:]
+    return folder
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_a_synchronization_sends_each_ps_three_messages_and_receives_two(graphs, compression):
     """To a ps: the numbers of the chief, the progress, and that the rounds of all ps have ended. Back: the round, the parameters."""
-    graphs = tmp_path / "graphs"
-    graphs.mkdir()
-    hogwild = {"strategy": "hogwild", "sync_period": 4, "synchronization": {"outer": "nesterov"} | options}
-    environments = configs(hogwild, chief=1, worker=2, ps=2)
-    environments["worker", 1] |= {"TF_DUMP_GRAPH_PREFIX": str(graphs), "TF_CPP_VMODULE": "optimization_registry=4"}
-    program = script(PROGRAM)
-    jobs = {task: start(program, environment=environment) for task, environment in environments.items()}
-    assert jobs["chief", 0].wait(120) == 0, jobs["chief", 0].output
-    largest = max(
-        graphs.glob("*from_bytes*_partition__job:worker*after_opt_group_post_partitioning*"), key=lambda f: f.stat().st_size
-    )
+    pattern = "*from_bytes*_partition__job:worker*after_opt_group_post_partitioning*"
+    largest = max((graphs / compression).glob(pattern), key=lambda file: file.stat().st_size)
     messages = {"_Send": [], "_Recv": []}
     for node in text_format.Parse(largest.read_text(), graph_pb2.GraphDef()).node:
         if node.op in messages:

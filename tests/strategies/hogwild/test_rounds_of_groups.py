@@ -10,7 +10,7 @@ from rounds_in_numpy import Fragment, Replica
 from support_paths import PROGRAMS
 
 GIVEN = {
-    "groups": 3,
+    "groups": 2,
     "period": 4,
     "updates": 8,
     "epochs": 2,
@@ -45,25 +45,34 @@ def one_group(x, y, delay, fragments):
     return values
 
 
+WAYS = [(0, 1), (1, 2)]
+"""Delay and number of fragments."""
+
+GENERATOR = np.random.default_rng(3)
+X, Y = GENERATOR.normal(size=(16, 3)), GENERATOR.normal(size=16)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory, run_python):
+    """Returns the weights after the training in each of these ways."""
+    folder, options = tmp_path_factory.mktemp("rounds"), GIVEN | {"ways": WAYS, "x": X.tolist(), "y": Y.tolist()}
+    code = run_python(folder, str(PROGRAMS / "hogwild_rounds.py"), json.dumps(options), "weights.json", timeout=200)
+    assert code == 0, (folder / "output.txt").read_text()[-5000:]
+    return dict(zip(WAYS, json.loads((folder / "weights.json").read_text()), strict=True))
+
+
 @pytest.mark.cluster
-@pytest.mark.parametrize(("delay", "fragments"), [(0, 1), (1, 2)])
-def test_groups_that_wait_train_as_synchronous_diloco(start, tmp_path, delay, fragments):
-    generator = np.random.default_rng(3)
-    x, y = generator.normal(size=(16, 3)), generator.normal(size=16)
-    file = tmp_path / "weights.json"
-    options = {"delay": delay, "fragments": fragments, "x": x.tolist(), "y": y.tolist(), "file": str(file)}
-    job = start(str(PROGRAMS / "hogwild_rounds.py"), json.dumps(GIVEN | options))
-    assert job.wait(200) == 0, job.output
-
+@pytest.mark.parametrize(("delay", "fragments"), WAYS)
+def test_groups_that_wait_train_as_synchronous_diloco(weights, delay, fragments):
     def gradient(weights, batch):
-        return 2 / len(y) * ones.T @ (ones @ weights - y)
+        return 2 / len(Y) * ones.T @ (ones @ weights - Y)
 
-    expected = one_group(x, y, delay, fragments)
+    expected = one_group(X, Y, delay, fragments)
     if not delay:
         # All batches are equal, so only the number of batches of each group between two rounds matters.
-        ones = np.hstack([x, np.ones((len(x), 1))])
+        ones = np.hstack([X, np.ones((len(X), 1))])
         batches = [[None] * GIVEN["groups"]] * (GIVEN["updates"] * GIVEN["epochs"])
         outer = oracles.Nesterov(np.zeros(4), GIVEN["outer_rate"], GIVEN["outer_momentum"])
         diloco = oracles.local_sgd(gradient, np.zeros(4), batches, GIVEN["rate"], GIVEN["period"], GIVEN["momentum"], outer)
         assert expected == pytest.approx(diloco, rel=1e-9)
-    assert json.loads(file.read_text()) == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-5), job.output
+    assert weights[delay, fragments] == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-5)

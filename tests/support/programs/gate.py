@@ -18,7 +18,7 @@ def wait_for(condition):
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {LIMIT:.0f} s")
-        time.sleep(0.001)
+        time.sleep(0.01)
 
 
 def called_beside(function, *arguments):

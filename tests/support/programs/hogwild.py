@@ -1,10 +1,14 @@
-"""Trains deterministically in any cluster, and writes the results to a file: `hogwild.py RESULTS`."""
+"""Trains deterministically, and writes the results to a file: `hogwild.py RESULTS [SERVERS]`.
+
+With so many ps in a cluster of one worker, else in one process.
+"""
 
 import json
 import sys
 
 import keras
 import numpy as np
+import own_cluster
 import tensorflow as tf
 
 import tfdist
@@ -31,7 +35,7 @@ def one_optimizer(strategy):
         model = keras.Sequential([keras.Input((5,)), *layers])
         rate = keras.optimizers.schedules.ExponentialDecay(0.05, 10, 0.8)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss, metrics=["accuracy"])
+        model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss, metrics=["accuracy"], jit_compile=False)
     held = (X[200:], Y[200:])
     # 13 batches, the last smaller than the others: three synchronizations and one batch more in each epoch.
     history = model.fit(X[:200], Y[:200], batch_size=16, epochs=3, shuffle=False, validation_data=held, verbose=0).history
@@ -50,7 +54,7 @@ def long_epochs(strategy):
         keras.utils.set_random_seed(11)
         model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
         rate = keras.optimizers.schedules.ExponentialDecay(0.05, 100, 0.5)
-        model.compile(keras.optimizers.SGD(rate, momentum=0.9), "mse", metrics=["mae"])
+        model.compile(keras.optimizers.SGD(rate, momentum=0.9), "mse", metrics=["mae"], jit_compile=False)
     history = model.fit(X, X[:, :1], batch_size=2, epochs=2, shuffle=False, verbose=0).history
     iterations = int(model.optimizer.iterations.numpy())
     return {"history": history, "weights": values(model.weights), "iterations": iterations}
@@ -83,7 +87,7 @@ def two_optimizers(strategy):
         keras.utils.set_random_seed(11)
         model = TwoOptimizers()
         before = model.predict(X, verbose=0).tolist()  # Not compiled yet.
-        model.compile()
+        model.compile(jit_compile=False)
     seen = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]))
     losses, data = [], {"batch_size": 25, "shuffle": False, "verbose": 0}
     model.fit(X, X[:, :1], epochs=2, callbacks=[seen], **data)
@@ -97,7 +101,9 @@ def two_optimizers(strategy):
     }
 
 
+if len(sys.argv) > 2:
+    own_cluster.serve({"strategy": "hogwild", "sync_period": 4}, worker=1, ps=int(sys.argv[2]))
 strategy = tfdist.strategy()
 results = {case.__name__: case(strategy) for case in (one_optimizer, long_epochs, two_optimizers)}
 with open(sys.argv[1], "w") as file:
-    json.dump(results, file, default=float)
+    json.dump(results | {"strategy": type(strategy).__name__}, file, default=float)

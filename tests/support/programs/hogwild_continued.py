@@ -9,11 +9,13 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import own_cluster
 import tensorflow as tf
 
 import tfdist
 
-strategy = tfdist.strategy()  # Workers and ps serve here, and do not return.
+own_cluster.serve({"strategy": "hogwild", "sync_period": 4}, worker=2, ps=1)
+strategy = tfdist.strategy()
 keras.utils.set_random_seed(1)
 x = np.random.default_rng(1).normal(size=(256, 8)).astype("float32")
 y = (x @ np.arange(8.0)[:, None]).astype("float32")
@@ -40,61 +42,36 @@ def moved(before, after):
     return max(float(np.abs(old - new).max()) for old, new in zip(before, after, strict=True))
 
 
-def frozen():
-    """Returns how far weights move that are frozen after a training, and how far the others do."""
+def compiled_again():
+    """Returns what becomes of one model that is loaded, and compiled again with other weights frozen and with other rates.
+
+    The loss of a training whose weights are loaded after a batch with NaN; how far weights move that are frozen after a training,
+    and how far the others do; how far a kernel moves that LoRA has frozen after a training; and how far a new optimizer with
+    learning rate 0 moves weights.
+    """
     model = compiled()
-    fit(model, epochs=2)
     base, head = model.layers
+    fit(model, epochs=2)
+    loss = loaded_within_an_epoch(model)
     before = base.get_weights(), head.get_weights()
     base.trainable = False
     compile_again(model)
     fit(model, epochs=2)
-    return moved(before[0], base.get_weights()), moved(before[1], head.get_weights())
-
-
-def adapted():
-    """Returns how far a kernel moves that LoRA has frozen after a training."""
-    model = compiled()
-    fit(model, epochs=2)
-    layer = model.layers[0]
+    found = {"loaded": loss, "frozen": [moved(before[0], base.get_weights()), moved(before[1], head.get_weights())]}
     with strategy.scope():
-        layer.enable_lora(2)
+        head.enable_lora(2)
     compile_again(model)
-    before = layer._kernel.numpy()
+    kernel = head._kernel.numpy()
     fit(model, epochs=2)
-    return moved([before], [layer._kernel.numpy()])
-
-
-def shared():
-    """Returns how far a head moves while another model trains the layer that was put into a block with it."""
-    model = compiled()
-    base, head = model.layers
-    with strategy.scope():
-        other = keras.Sequential([keras.Input((8,)), base, keras.layers.Dense(1)])
-        other.compile(keras.optimizers.SGD(0.003), "mse")
-    found = []
-    for _ in range(2):  # The second time both models go on with what they have traced.
-        fit(model, epochs=1)
-        before = head.get_weights()
-        fit(other, epochs=1)
-        found.append(moved(before, head.get_weights()))
-    return found
-
-
-def without_rate():
-    """Returns how far a new optimizer with learning rate 0 moves weights."""
-    model = compiled()
-    fit(model, epochs=2)
-    before = model.get_weights()
+    found["adapted"] = moved([kernel], [head._kernel.numpy()])
+    weights = model.get_weights()
     compile_again(model, rate=0.0)
     fit(model, epochs=1)
-    return moved(before, model.get_weights())
+    return found | {"without_rate": moved(weights, model.get_weights())}
 
 
-def loaded_within_an_epoch():
+def loaded_within_an_epoch(model):
     """Returns the loss of a training whose weights are loaded after a batch with NaN."""
-    model = compiled()
-    fit(model, epochs=2)
     model.save_weights("good.weights.h5")
     bad = x.copy()
     bad[80:88] = np.nan
@@ -112,6 +89,22 @@ def loaded_within_an_epoch():
     assert callback.done
     fit(model, epochs=1)
     return float(model.evaluate(x, y, verbose=0))
+
+
+def shared():
+    """Returns how far a head moves while another model trains the layer that was put into a block with it."""
+    model = compiled()
+    base, head = model.layers
+    with strategy.scope():
+        other = keras.Sequential([keras.Input((8,)), base, keras.layers.Dense(1)])
+        other.compile(keras.optimizers.SGD(0.003), "mse")
+    found = []
+    for _ in range(2):  # The second time both models go on with what they have traced.
+        fit(model, epochs=1)
+        before = head.get_weights()
+        fit(other, epochs=1)
+        found.append(moved(before, head.get_weights()))
+    return found
 
 
 class Calls(keras.layers.Layer):
@@ -142,7 +135,7 @@ def counted_calls():
 def blocks():
     """Returns the number of blocks after each training of one model with a new optimizer."""
     model, found = compiled(), []
-    for _ in range(3):
+    for _ in range(2):
         with strategy.scope():
             model.compile(keras.optimizers.Adam(1e-3), "mse")
         gc.collect()
@@ -161,73 +154,6 @@ class Count(keras.optimizers.schedules.LearningRateSchedule):
         return {}
 
 
-class Critic(keras.Model):
-    """Has an optimizer of its own, in a dict, that makes two updates in each step."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = keras.layers.Dense(1)
-        self.own = {"critic": keras.optimizers.SGD(Count())}
-
-    def build(self, shape):
-        self.layer.build(shape)
-
-    def call(self, x):
-        return self.layer(x)
-
-    def train_step(self, data):
-        x, y = data
-        own = self.own["critic"]
-        before = own.learning_rate * 1e9
-        for _ in range(2):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x) - y) ** 2)
-            own.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        return {"loss": loss, "number": before}
-
-
-def own_schedule():
-    """Returns the numbers of the updates at which steps have asked the schedule of a model's own optimizer, and its count."""
-    with strategy.scope():
-        model = Critic()
-        model.build((None, 8))
-        model.compile()
-    numbers = []
-
-    class Look(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            numbers.append(round(float(logs["number"])))
-
-    fit(model, epochs=3, callbacks=[Look()])
-    return numbers, int(model.own["critic"].iterations.numpy())
-
-
-class Twice(keras.Model):
-    """Makes two updates in each step, with the optimizer of `compile`."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = keras.layers.Dense(1)
-
-    def build(self, shape):
-        self.layer.build(shape)
-
-    def call(self, x):
-        return self.layer(x)
-
-    def train_step(self, data):
-        x, y = data
-        before = self.optimizer.learning_rate * 1e9
-        for _ in range(2):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x) - y) ** 2)
-            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        return {"loss": loss, "number": before}
-
-    def test_step(self, data):
-        return {"number": self.optimizer.learning_rate * 1e9}
-
-
 def without_name(step):
     """A decorator that gives a step another name, because it lacks `functools.wraps`."""
 
@@ -237,38 +163,59 @@ def without_name(step):
     return inner
 
 
-class Decorated(Twice):
-    """Has a step with another name."""
+class Critic(keras.Model):
+    """Makes two updates in each step, with the optimizer of `compile`, and two with one of its own, in a dict.
 
-    train_step = without_name(Twice.train_step)
+    The step has another name.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.other = keras.layers.Dense(1), keras.layers.Dense(1)
+        self.own = {"critic": keras.optimizers.SGD(Count())}
+
+    def build(self, shape):
+        self.layer.build(shape)
+        self.other.build(shape)
+
+    def call(self, x):
+        return self.layer(x)
+
+    @without_name
+    def train_step(self, data):
+        x, y = data
+        own = self.own["critic"]
+        numbers = {"number": self.optimizer.learning_rate * 1e9, "own": own.learning_rate * 1e9}
+        for optimizer, layer in ((self.optimizer, self.layer), (own, self.other)) * 2:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((layer(x) - y) ** 2)
+            optimizer.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
+        return {"loss": loss, **numbers}
+
+    def test_step(self, data):
+        return {"number": self.optimizer.learning_rate * 1e9}
 
 
-def numbers_of(model_class):
-    """Returns the numbers of the updates at which steps of 3 epochs have asked the schedule, and the count of the optimizer.
+def schedules():
+    """Returns for each optimizer the numbers of the updates at which steps of 3 epochs have asked its schedule, and its count.
 
-    And the number at which a test step has asked it.
+    And the number at which a test step has asked that of `compile`.
     """
     with strategy.scope():
-        model = model_class()
+        model = Critic()
         model.build((None, 8))
         model.compile(keras.optimizers.SGD(Count()))
-    numbers = []
+    numbers = {"number": [], "own": []}
 
     class Look(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            numbers.append(round(float(logs["number"])))
+            for name, asked in numbers.items():
+                asked.append(round(float(logs[name])))
 
     fit(model, epochs=3, callbacks=[Look()])
     tested = round(model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)["number"])
-    return numbers, int(model.optimizer.iterations.numpy()), tested
-
-
-def decorated():
-    return numbers_of(Decorated)
-
-
-def twice():
-    return numbers_of(Twice)
+    counts = [int(optimizer.iterations.numpy()) for optimizer in (model.optimizer, model.own["critic"])]
+    return {"numbers": numbers["number"], "own": numbers["own"], "counts": counts, "tested": tested}
 
 
 def used_by_a_loss():
@@ -319,9 +266,6 @@ def assigned_rate():
         return str(error)
 
 
-cases = (
-    *(frozen, adapted, shared, without_rate, loaded_within_an_epoch, counted_calls, blocks, own_schedule),
-    *(assigned_rate, decorated, twice, used_by_a_loss),
-)
+cases = compiled_again, shared, counted_calls, blocks, schedules, assigned_rate, used_by_a_loss
 results = {case.__name__: case() for case in cases}
 Path("results.json").write_text(json.dumps(results))

@@ -4,12 +4,15 @@ For the programs `hogwild_exact.py` and `hogwild_exact_models.py`.
 """
 
 import concurrent.futures
+import dataclasses
+import gc
 import json
 import os
 import time
 
 import keras
 import numpy as np
+import own_cluster
 import tensorflow as tf
 from gate import LIMIT, wait_for
 
@@ -22,6 +25,9 @@ from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 
 FOR_A_RELEASE = os.environ.get("TFDIST_TESTS") == "all"
 """Whether to run cases also with options that others run with."""
+
+RATES = ("outer_learning_rate", "outer_momentum")
+"""Options that the chief sends with each call: functions do not depend on them."""
 
 
 def job_of_servers(strategy):
@@ -52,33 +58,65 @@ def begin(strategy, groups, period=1, servers=((0, 1),), grace=0.0, shard_bytes=
     return membership
 
 
+def begin_training(strategy, groups, **options):
+    """As `begin`, for a training with `fit`."""
+    begin(strategy, groups, **options)
+    strategy.local_replicas.in_flight = strategy.executions.__len__
+    strategy.local_replicas.wait_until_idle = strategy.executions.wait_until_idle
+    strategy.local_replicas.count_steps = strategy.tfdist_hooks.count_steps
+
+
 class Case:
     """Variables with local replicas, and events on them.
 
     An inner step is w += decay * w + row: with decay 0 a known change, otherwise SGD on a quadratic loss. `rows` has a row for
     each step, with one value for each value of all variables, or one for all.
+
+    Args:
+        strategy: the strategy.
+        values: the initial value of each variable.
+        groups: the number of groups.
+        options: those of `begin`.
     """
 
-    def __init__(self, strategy, values, groups, options, events):
+    def __init__(self, strategy, values, groups, options):
         self.membership = begin(strategy, groups, **options)
         self.strategy, self.replicas, self.groups = strategy, strategy.local_replicas, groups
+        self.values = [np.float32(value) for value in values]
         with strategy.scope():
-            self.variables = [tf.Variable(np.float32(value)) for value in values]
+            self.variables = [tf.Variable(value) for value in self.values]
         self.replicas.register(self.variables, Kind.SYNCHRONIZED, options.get("fragments", 1))
         self.blocks = list(self.replicas.blocks)
-        self.rates = strategy.synchronization.outer_rates("SGD", len(strategy.worker_groups))
+        self.functions = {}
+        self.has_run = self.has_lost = False
+
+    def run(self, options, events):
+        """Returns what the events `read` after the initial values, with the rates in `options`."""
+        if self.has_run:
+            self._begin_anew()
+        self.has_run = True
+        rates = {name: value for name, value in options.items() if name in RATES}
+        synchronization = dataclasses.replace(self.strategy.synchronization, **dict.fromkeys(RATES) | rates)
+        self.rates = synchronization.outer_rates("SGD", len(self.strategy.worker_groups))
         for block in self.blocks:
             block.rates = self.rates
-        self.functions = {}
-        self.in_flight = {}
-        self.reads = []
-        self.pool = concurrent.futures.ThreadPoolExecutor(max_workers=len(strategy.worker_groups))
-        for group in range(groups):
-            self.replicas.refresh(group, self.blocks)
-        for what, *arguments in events:
-            getattr(self, what)(*arguments)
-        assert not self.in_flight
-        self.pool.shutdown()
+        self.in_flight, self.reads = {}, []
+        with concurrent.futures.ThreadPoolExecutor(max_workers=len(self.strategy.worker_groups)) as self.pool:
+            for group in range(self.groups):
+                self.replicas.refresh(group, self.blocks)
+            for what, *arguments in events:
+                getattr(self, what)(*arguments)
+            assert not self.in_flight
+        return self.reads
+
+    def _begin_anew(self):
+        assert not self.has_lost
+        for block in self.blocks:
+            block.dirty.clear()
+        for variable, value in zip(self.variables, self.values, strict=True):
+            variable.assign(value)
+        for block in self.blocks:
+            block.initialize()
 
     # Events.
 
@@ -117,6 +155,7 @@ class Case:
     def lost(self, group):
         """Marks a group as lost."""
         self.membership.lose(group)
+        self.has_lost = True
 
     def read(self):
         """Records the global parameters and the local replicas."""
@@ -207,16 +246,34 @@ class Trained:
             keras.utils.set_random_seed(11)
             self.model = make()
             self.model._symbolic_build(data_batch=batch)
+        self.initial = self.model.get_weights()
         self.model.make_train_function()
         self.number = 0
 
+    @property
+    def calls(self):
+        """The calls of the groups."""
+        return self.model.train_function._steps._calls
+
+    def prepare(self, *batches):
+        """Returns the call of a group that makes a step with each batch. It is traced here."""
+        return self.calls.prepare([tf.nest.map_structure(tf.constant, batch) for batch in batches])
+
     def steps(self, group, *batches):
         """Lets the group make a step with each batch."""
-        data = [tf.nest.map_structure(tf.constant, batch) for batch in batches]
-        call = self.model.train_function._steps._calls.prepare(data)
+        call = self.prepare(*batches)
         with tf.device(self.strategy.worker_groups[group].devices[0]):
             call(group, self.number)
         self.number += len(batches)
+
+    def begin_anew(self):
+        """Gives the weights and the outer optimizer their initial values."""
+        blocks = self.strategy.local_replicas.blocks
+        for block in blocks:
+            block.dirty.clear()
+        self.model.set_weights(self.initial)
+        for block in blocks:
+            block.initialize()
 
     def parameters(self):
         """Returns the global parameters."""
@@ -234,25 +291,29 @@ class Trained:
 
 
 class Sum(keras.layers.Layer):
-    """The sum of three weights, each with the gradient 1, and a fourth that has none."""
+    """The sum of some weights, each with the gradient 1, and another one that has none."""
+
+    def __init__(self, parts):
+        super().__init__()
+        self.count = parts
 
     def build(self, shape):
-        self.parts = [self.add_weight((4,), "zeros", name=f"part{number}") for number in range(3)]
+        self.parts = [self.add_weight((4,), "zeros", name=f"part{number}") for number in range(self.count)]
         self.unused = self.add_weight((2,), "ones", name="unused")
 
     def call(self, inputs):
         return inputs + keras.ops.sum(keras.ops.concatenate(self.parts))
 
 
-def upwards():
+def upwards(parts=3):
     """Makes a model whose every step adds 1 to each weight that is used."""
-    model = keras.Sequential([keras.Input((1,)), Sum()])
+    model = keras.Sequential([keras.Input((1,)), Sum(parts)])
     model.compile(keras.optimizers.SGD(1.0), lambda _, outputs: -outputs)
     return model
 
 
-def main(functions, cases_file, results_file):
-    """Runs all cases in one cluster.
+def main(functions, cases_file, results_file, servers):
+    """Runs all cases in one cluster, of three workers. Cases with the same options share variables and functions.
 
     Args:
         functions: the names that functions of cases have.
@@ -260,14 +321,37 @@ def main(functions, cases_file, results_file):
             number of `groups`, and `events`, each a method of `Case` with its arguments. A case that is null runs the function
             of its name.
         results_file: where to write what comes out, by name.
+        servers: how many ps there are. Without, the workers hold the global parameters.
     """
+    gc.disable()  # To look for garbage among the graphs takes a tenth of the time.
     with open(cases_file) as file:
         cases = json.load(file)
-    strategy = tfdist.strategy()
+    if int(servers):
+        own_cluster.serve(worker=3, ps=int(servers))
+        groups = f"nworker_groups: 3 nserver_groups: {servers} nservers_per_group: 1 server_worker_separate: true"
+        cluster = tfdist.read(f"cluster {{ {groups} }}")
+        ring = tfdist.Synchronization(topology="ring")  # The ps see each other.
+        strategy = tfdist.strategy(dataclasses.replace(cluster, strategy="hogwild", synchronization=ring))
+    else:
+        own_cluster.serve({"strategy": "hogwild"}, worker=3)
+        strategy = tfdist.strategy()
     results = {}
+
+    def note(name, run):
+        begin = time.process_time()
+        results[name] = run()
+        print(f"{time.process_time() - begin:5.1f} s {name}", flush=True)
+
+    alike = {}
     for name, case in cases.items():
-        begin = time.monotonic()
-        results[name] = Case(strategy, **case).reads if case else functions[name](strategy)
-        print(f"{time.monotonic() - begin:5.1f} s {name}", flush=True)
+        if case:
+            options = {option: value for option, value in case["options"].items() if option not in RATES}
+            alike.setdefault(json.dumps([case["values"], case["groups"], options]), []).append(name)
+        else:
+            note(name, lambda name=name: functions[name](strategy))
+    for like, names in alike.items():
+        shared = Case(strategy, *json.loads(like))
+        for name in names:
+            note(name, lambda name=name: shared.run(cases[name]["options"], cases[name]["events"]))  # noqa: B023
     with open(results_file, "w") as file:
         json.dump(results, file)

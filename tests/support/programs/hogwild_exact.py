@@ -1,6 +1,6 @@
 """Lets the groups of a cluster run steps and synchronizations in a given order, instead of whenever they are free.
 
-    hogwild_exact.py CASES RESULTS
+    hogwild_exact.py CASES RESULTS SERVERS
 
 See `hogwild_events.main`.
 """
@@ -21,7 +21,7 @@ from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 def data_parallel(strategy):
     """Linear regression with one batch per group and step. All groups synchronize after each step."""
     generator = np.random.default_rng(5)
-    batches = [[generator.normal(size=(8, 4)).astype("float32") for _ in range(3)] for _ in range(10)]
+    batches = [[generator.normal(size=(8, 4)).astype("float32") for _ in range(2)] for _ in range(10)]
     targets = [[batch @ [[1.0], [-2.0], [0.5], [3.0]] for batch in step] for step in batches]
     results = {
         "inputs": [[b.tolist() for b in step] for step in batches],
@@ -29,7 +29,7 @@ def data_parallel(strategy):
     }
 
     for delay, momentum in ((1, 0.0), (0, 0.9)):
-        begin(strategy, 3, delay=delay)
+        begin(strategy, 2, delay=delay)
 
         def make(momentum=momentum):
             model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
@@ -39,7 +39,7 @@ def data_parallel(strategy):
         trained = Trained(strategy, make, (batches[0][0], targets[0][0]))
         results[f"{delay} {momentum}"] = history = []
         for step, wanted in zip(batches, targets, strict=True):
-            for group in range(3):
+            for group in range(2):
                 trained.steps(group, (step[group], wanted[group]))
             history.append(trained.collect())
     return results
@@ -63,9 +63,17 @@ def replies_between_steps(strategy):
 
     batch, other = ((np.full((1, 1), value, "float32"), np.ones((1, 1), "float32")) for value in (1, 2))
 
-    def with_delay(delay):
-        begin(strategy, 2, period=4, delay=delay, outer="delayed_nesterov", outer_learning_rate=1.0, outer_momentum=0.0)
+    def in_turn(*delays):
+        """Delays that the same function knows: whether it waits before its steps, or after some of them."""
+        options = {"outer": "delayed_nesterov", "outer_learning_rate": 1.0, "outer_momentum": 0.0}
+        begin(strategy, 2, period=4, delay=delays[0], **options)
         trained = Trained(strategy, make, batch)
+        for delay in delays:
+            trained.calls.delay.updates = delay
+            trained.begin_anew()
+            yield with_delay(trained, delay)
+
+    def with_delay(trained, delay):
         for group, data in ((0, batch), (1, other), (1, other)):
             gate.let(group, 4)
             trained.steps(group, *[data] * 4)
@@ -89,7 +97,7 @@ def replies_between_steps(strategy):
         trained.steps(0, *[batch] * 4)  # The reply arrives before the delay is over, and the group still pulls after the delay.
         return late, waited, weight()
 
-    return [with_delay(delay) for delay in range(5)]
+    return [*in_turn(0), *in_turn(1, 2, 3, 4)]
 
 
 def rounds_in_threads(strategy):
@@ -101,7 +109,7 @@ def rounds_in_threads(strategy):
     begin(strategy, 3, period=4, delay=2, grace=LIMIT, shard_bytes=16, **options)
     batch = np.zeros((2, 1), "float32"), np.zeros((2, 1), "float32")
     trained = Trained(strategy, upwards, batch)
-    call = trained.model.train_function._steps._calls.prepare([tf.nest.map_structure(tf.constant, batch)] * 4)
+    call = trained.prepare(*[batch] * 4)
     (block,) = [block for block in strategy.local_replicas.blocks if block.kind is Kind.SYNCHRONIZED]
 
     def run(group):
@@ -156,8 +164,8 @@ def what_steps_wait_for(strategy):
     def counted(options):
         begin(strategy, 3, period=4, shard_bytes=16, **options)
         trained = Trained(strategy, make, batch)
-        trained.steps(0, *[batch] * 4)
-        graphs = [call.args[0][0].graph for call in trained.model.train_function._steps._calls._function._traced.values()]
+        trained.prepare(*[batch] * 4)
+        graphs = [call.args[0][0].graph for call in trained.calls._function._traced.values()]
         (graph,) = [graph for graph in graphs if any("While" in op.type for op in graph.get_operations())]
         (loop,) = [op for op in graph.get_operations() if "While" in op.type and servers not in op.device]
         waited_for, new = set(), [loop]

@@ -1,8 +1,6 @@
 """Lets the groups of a cluster train Keras models, one call at a time and in a given order.
 
-    hogwild_exact_models.py CASES RESULTS
-
-See `hogwild_events.main`.
+`hogwild_exact_models.py CASES RESULTS SERVERS`: see `hogwild_events.main`.
 """
 
 import concurrent.futures
@@ -26,32 +24,30 @@ from tfdist.strategies.hogwild.synchronization.synchronization_functions import 
 
 
 def fragments_in_turn(strategy):
-    """One group whose every step starts the synchronization of the next third; then three groups in a random order."""
+    """One group whose every step starts the synchronization of the next third; then also another one, in a random order."""
     batch = np.zeros((2, 1), "float32"), np.zeros((2, 1), "float32")
-    begin(strategy, 1, period=3, fragments=3, shard_bytes=16)
+    membership = begin(strategy, 1, period=3, fragments=3, shard_bytes=16)
     trained = Trained(strategy, upwards, batch)
     history = []
     for _ in range(7):
         trained.steps(0, batch)
         history.append(trained.parameters())
     alone = trained.collect()
-    begin(strategy, 3, period=3, fragments=3, shard_bytes=16)
-    trained = Trained(strategy, upwards, batch)
-    order = np.random.default_rng(2).integers(0, 3, size=30).tolist()
-    for group in order:
+    membership.join(1)
+    for group in np.random.default_rng(2).integers(0, 2, size=30).tolist():
         trained.steps(group, batch)
-    return {"parameters": history, "alone": alone, "order": order, "together": trained.collect()}
+    return {"parameters": history, "alone": alone, "together": trained.collect()}
 
 
 def fewer_blocks_than_fragments(strategy):
-    """One group with four blocks and six fragments: in two of six turns nothing is synchronized."""
+    """One group with three blocks and four fragments: in one of four turns nothing is synchronized."""
     batch = np.zeros((2, 1), "float32"), np.zeros((2, 1), "float32")
     histories = []
     for options in ({}, {"outer": "nesterov", "outer_learning_rate": 1.0, "outer_momentum": 0.0}):
-        begin(strategy, 1, period=6, fragments=6, shard_bytes=16, **options)
-        trained = Trained(strategy, upwards, batch)
+        begin(strategy, 1, period=4, fragments=4, shard_bytes=16, **options)
+        trained = Trained(strategy, lambda: upwards(parts=2), batch)
         history = []
-        for _ in range(9):
+        for _ in range(7):
             trained.steps(0, batch)
             history.append(trained.parameters())
         histories.append(history)
@@ -69,16 +65,14 @@ def examples(strategy):
 
 
 def several_periods(strategy):
-    """Calls of several periods, and of one period each, of three groups that share the parameters of three weights.
+    """Calls of several periods, and of one period each, of two groups that share the parameters of three weights.
 
     Returns for each way to synchronize, and for both ways to call, the parameters after each turn of a group, and at the end.
     """
     batch = np.zeros((2, 1), "float32"), np.zeros((2, 1), "float32")
-    turns = [(0, 3), (1, 2), (2, 3), (0, 2), (1, 3)]  # Groups, and how many periods they make.
+    turns = [(0, 3), (1, 2), (1, 3), (0, 2), (1, 3)]  # Groups, and how many periods they make.
 
-    def parameters(options, at_once):
-        begin(strategy, 3, period=2, shard_bytes=16, **options)
-        trained = Trained(strategy, upwards, batch)
+    def parameters(trained, at_once):
         history = []
         for group, periods in turns:
             for count in [2 * periods] if at_once else [2] * periods:
@@ -86,17 +80,24 @@ def several_periods(strategy):
             history.append(trained.parameters())
         return [*history, trained.collect()]
 
+    def both(options):
+        begin(strategy, 2, period=2, shard_bytes=16, **options)
+        trained = Trained(strategy, upwards, batch)
+        at_once = parameters(trained, True)
+        trained.begin_anew()
+        return at_once, parameters(trained, False)
+
     ways = [{"outer": "delayed_nesterov"}, {"compression": "int8", "delay": 2}, {"outer": "nesterov", "delay": 0}]
-    return [[parameters(options, at_once) for at_once in (True, False)] for options in (ways if FOR_A_RELEASE else ways[:1])]
+    return [both(options) for options in (ways if FOR_A_RELEASE else ways[:1])]
 
 
 def averaged_momentum(strategy):
-    """Linear regression of three groups in rounds of 4 steps, whose momentum buffers are averaged with the weights.
+    """Linear regression of two groups in rounds of 4 steps, whose momentum buffers are averaged with the weights.
 
     Returns the batches, and for each delay and number of fragments the weights and momentum buffers after 5 rounds.
     """
     generator = np.random.default_rng(6)
-    batches = generator.normal(size=(5, 3, 4, 8, 6)).astype("float32")  # By round, group, step.
+    batches = generator.normal(size=(5, 2, 4, 8, 6)).astype("float32")  # By round, group, step.
     targets = batches @ np.float32([[1.0], [-2.0], [0.5], [3.0], [0.0], [1.0]])
 
     def make():
@@ -107,22 +108,21 @@ def averaged_momentum(strategy):
 
     def trained(delay, fragments):
         options = {"outer": "nesterov", "outer_learning_rate": 1.0, "outer_momentum": 0.0, "average_momentum": True}
-        begin(strategy, 3, period=4, delay=delay, fragments=fragments, grace=LIMIT, shard_bytes=16, **options)
+        begin(strategy, 2, period=4, delay=delay, fragments=fragments, grace=LIMIT, shard_bytes=16, **options)
         trained = Trained(strategy, make, (batches[0, 0, 0], targets[0, 0, 0]))
         found = {"before": trained.weights()}
-        calls = trained.model.train_function._steps._calls
-        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
             for inputs, wanted in zip(batches, targets, strict=True):
                 for part in range(fragments):
                     each = slice(4 * part // fragments, 4 * (part + 1) // fragments)
-                    data = [list(map(list, zip(inputs[group, each], wanted[group, each], strict=True))) for group in range(3)]
-                    runs = [calls.prepare([tuple(map(tf.constant, batch)) for batch in batches_]) for batches_ in data]
+                    data = [zip(inputs[group, each], wanted[group, each], strict=True) for group in range(2)]
+                    runs = [trained.prepare(*of_group) for of_group in data]
 
                     def run(group, runs=runs):
                         with tf.device(strategy.worker_groups[group].devices[0]):
                             runs[group](group, 0)
 
-                    for each_call in [pool.submit(called_beside, run, group) for group in range(3)]:
+                    for each_call in [pool.submit(called_beside, run, group) for group in range(2)]:
                         each_call.result(LIMIT)
         buffers = [variable._value for variable in trained.model.optimizer.variables if variable.name.endswith("_momentum")]
         found["after"] = trained.collect()
@@ -148,15 +148,14 @@ def momentum_follows_schedule(strategy):
             return keras.ops.mean(inputs) * keras.ops.sum(keras.ops.concatenate(self.parts)) + 0 * inputs
 
     def make():
-        model = keras.Sequential([keras.Input((1,)), Scaled()])
+        model = keras.Sequential([keras.Input((1,)), Scaled(3)])
         model.compile(keras.optimizers.SGD(schedule), lambda _, outputs: -outputs)
         return model
 
     batches = [(np.full((2, 1), group + 1, "float32"), np.zeros((2, 1), "float32")) for group in range(3)]
     with unittest.mock.patch.object(tfdist.Synchronization, "farthest", lambda *_: 3.5):
         trained = Trained(strategy, make, batches[0])
-    calls = trained.model.train_function._steps._calls
-    runs = [calls.prepare([tuple(map(tf.constant, batches[group]))] * 4) for group in range(3)]
+    runs = [trained.prepare(*[batches[group]] * 4) for group in range(3)]
     (block,) = [block for block in strategy.local_replicas.blocks if block.kind is Kind.SYNCHRONIZED]
     history = []
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
@@ -180,10 +179,10 @@ def rows_looked_up(strategy):
             super().build(shape)
             self.unused = self.add_weight((3,), "ones", name="unused")
 
-    def model_with(optimizer):
+    def model_with(optimizer, runs_eagerly=False):
         layers = [keras.Input((3,), dtype="int32"), keras.layers.Embedding(30, 4), keras.layers.Flatten(), WithUnused(1)]
         model = keras.Sequential(layers)
-        model.compile(optimizer(), "mse")
+        model.compile(optimizer(), "mse", run_eagerly=runs_eagerly)
         return model
 
     generator = np.random.default_rng(8)
@@ -194,7 +193,7 @@ def rows_looked_up(strategy):
 
     def by_keras(optimizer, group):
         keras.utils.set_random_seed(11)
-        model = model_with(optimizer)
+        model = model_with(optimizer, runs_eagerly=True)
         for inputs, wanted in batches[group]:
             model.train_on_batch(inputs, wanted)
         return [weight.tolist() for weight in model.get_weights()]
@@ -254,48 +253,52 @@ def late_group(strategy):
     Returns, with its first push of an epoch in time and with a late one, the groups for which nobody waits any more at the end,
     because others have waited for the grace time, and the weights.
     """
-    results = {}
-    for name in ("in time", "late"):
-        grace = 5.0 if name == "in time" else 1.0  # The first waits for nobody if no machine is slower.
-        begin(strategy, 3, grace=grace, shard_bytes=64, outer="nesterov", outer_learning_rate=1.0, outer_momentum=0.0)
-        replicas = strategy.local_replicas
-        replicas.in_flight = strategy.executions.__len__
-        if name == "late":
-            replicas.pushes_left.all_begin = lambda group, fragments: False
+    begin(strategy, 3, shard_bytes=64, outer="nesterov", outer_learning_rate=1.0, outer_momentum=0.0)
+    replicas = strategy.local_replicas
+    replicas.in_flight = strategy.executions.__len__
+    with strategy.scope():
+        model = upwards()
+    initial, ones = model.get_weights(), np.ones((24, 1), "float32")
 
-        class Behind(keras.callbacks.Callback):
-            def on_epoch_begin(self, epoch, logs=None, replicas=replicas):
-                for block in self.model.train_function._steps._calls._parameters if epoch else []:
-                    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-                        for group in (0, 1):
-                            numbers = replicas.control(group, block.rates, in_round=2)
-                            pool.submit(replicas.functions.call, Task.SYNCHRONIZE, block, group, numbers)
+    class Behind(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            for block in self.model.train_function._steps._calls._parameters if epoch else []:
+                with concurrent.futures.ThreadPoolExecutor(2) as pool:
+                    for group in (0, 1):
+                        numbers = replicas.control(group, block.rates, in_round=2)
+                        pool.submit(replicas.functions.call, Task.SYNCHRONIZE, block, group, numbers)
 
-            def on_train_batch_end(self, batch, logs=None):
-                pass  # Calls are short if someone sees each step.
+        def on_train_batch_end(self, batch, logs=None):
+            pass  # Calls are short if someone sees each step.
 
-        with strategy.scope():
-            model = upwards()
-        ones = np.ones((24, 1), "float32")
+    def trained(grace):
+        replicas.grace.seconds = lambda group: grace
+        model.set_weights(initial)
         model.fit(ones, ones, batch_size=2, epochs=5, verbose=0, callbacks=[Behind()])
         shards = [s for block in replicas.blocks if block.kind is Kind.SYNCHRONIZED for s in itertools.chain(*block.shards)]
         absent = np.max([shard.state["absent"].read().numpy() for shard in shards], axis=0)
-        results[name] = {"absent": absent.tolist(), "weights": [weight.tolist() for weight in model.get_weights()]}
-    return results
+        return {"absent": absent.tolist(), "weights": [weight.tolist() for weight in model.get_weights()]}
+
+    results = {"in time": trained(5.0)}  # The first waits for nobody if no machine is slower.
+    replicas.pushes_left.all_begin = lambda group, fragments: False
+    return results | {"late": trained(1.0)}
 
 
 def alone_and_late(strategy):
     """`train_on_batch` with three groups: the group that trains is always late, then is gone.
 
-    Returns the losses of plain Keras, of a group that is late, and of a group that is gone after the third step.
+    Returns the losses of plain Keras, of a group that is late, and then of a group that is gone after the third step.
     """
     generator = np.random.default_rng(4)
     batch = generator.normal(size=(8, 3)).astype("float32"), generator.normal(size=(8, 1)).astype("float32")
 
-    def losses(comes_back=lambda: None):
+    def compiled(runs_eagerly=False):
         keras.utils.set_random_seed(11)
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=runs_eagerly)
+        return model
+
+    def losses(model, steps, comes_back=lambda: None):
         model.train_on_batch(*batch)
         reader = strategy._cluster_coordinator._cluster.workers[0]
 
@@ -305,24 +308,23 @@ def alone_and_late(strategy):
 
         reader._process_closure = process
         try:
-            return [float(model.train_on_batch(*batch)) for _ in range(7)]
+            return [float(model.train_on_batch(*batch)) for _ in range(steps)]
         finally:
             del reader._process_closure
 
-    keras_losses = losses()
+    results = {"keras": losses(compiled(runs_eagerly=True), 15)}
     begin(strategy, 3, period=2)
     with strategy.scope():
-        late = losses(lambda: time.sleep(0.1))
-    begin(strategy, 3, period=2)
+        model = compiled()
+    results["late"] = losses(model, 7, lambda: time.sleep(0.1))
     calls, is_over = itertools.count(1), threading.Event()
     limit, tfdist.strategies.hogwild.training_loop.TURN_SECONDS = tfdist.strategies.hogwild.training_loop.TURN_SECONDS, 0.5
     try:
-        with strategy.scope():
-            gone = losses(lambda: is_over.wait(LIMIT) if next(calls) == 2 else None)
+        results["gone"] = losses(model, 7, lambda: is_over.wait(LIMIT) if next(calls) == 2 else None)
     finally:
         is_over.set()
         tfdist.strategies.hogwild.training_loop.TURN_SECONDS = limit
-    return {"keras": keras_losses, "late": late, "gone": gone}
+    return results
 
 
 def alone_in_full(strategy):
@@ -338,23 +340,23 @@ def alone_in_full(strategy):
     generator = np.random.default_rng(4)
     batch = generator.normal(size=(8, 3)).astype("float32"), generator.normal(size=(8, 1)).astype("float32")
 
-    def trained():
+    def trained(runs_eagerly=False):
         keras.utils.set_random_seed(11)
         model = keras.Sequential([keras.Input((3,)), Recomputed(1)])
-        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=runs_eagerly)
         for _ in range(7):
             model.train_on_batch(*batch)
         return model
 
-    plain, found = trained().get_weights(), {}
+    plain, found = trained(runs_eagerly=True).get_weights(), {}
     ways = (
-        {"outer": "average", "outer_learning_rate": 0.5},
         {"topology": "ring", "servers": ((0,), (1,))},
         {"outer": "delayed_nesterov"},
+        {"outer": "average", "outer_learning_rate": 0.5},  # As delayed_nesterov without momentum.
         {"outer": "elastic"},
         {"outer": "nesterov"},
     )
-    for options in ways if FOR_A_RELEASE else ways[:3]:
+    for options in ways if FOR_A_RELEASE else ways[:2]:
         begin(strategy, 3, period=2, **options)
         with strategy.scope():
             model = trained()

@@ -11,10 +11,12 @@ import io
 import json
 import logging
 import os
+import shutil
 import sys
 
 import keras
 import numpy as np
+import own_cluster
 import tensorflow as tf
 
 import tfdist
@@ -23,6 +25,10 @@ from tfdist.strategies.hogwild.timing.measured_delay import COLUMNS
 
 X = np.random.default_rng(5).normal(size=(96, 5)).astype("float32")
 Y = (X[:, :1] * X[:, 1:2]).astype("float32")
+TASKS = {"save": {"worker": 2, "ps": 2}, "restore": {"worker": 2}, "one": {"worker": 1, "ps": 2}}
+OPTIONS = {"outer": "nesterov", "delay": 1, "average_momentum": True}
+
+own_cluster.serve({"strategy": "hogwild", "sync_period": 3, "synchronization": OPTIONS}, **TASKS[sys.argv[1]])
 strategy = tfdist.strategy()
 strategy.local_replicas.grace.seconds = lambda group: 0.0  # Calls follow one after the other, so no other group comes.
 
@@ -130,7 +136,7 @@ def restore():
         model = source()
         note_state(model, f"{source.__name__}.npz")
         results[source.__name__] = {"restored": values(model)}
-        if source in (from_weights, from_file):
+        if source is from_file:
             steps(model, SECOND)
             results[source.__name__]["trained"] = values(model)
     return results | {"set": set_in_the_middle()}
@@ -187,17 +193,23 @@ def bfloat16():
     return {"dtypes": sorted(dtypes), "trained": bool(trained.all())}
 
 
-def one():
-    def fit(model, epochs, *callbacks):
-        backup = keras.callbacks.BackupAndRestore("backup", delete_checkpoint=False)
-        data = dict(batch_size=8, shuffle=False, verbose=0)
-        return model.fit(X[:80], Y[:80], epochs=epochs, callbacks=[backup, *callbacks], **data).history["loss"]
+class Copy(keras.callbacks.Callback):
+    """Keeps the backup after the second epoch."""
 
-    straight = made()
-    losses = fit(straight, 4)
-    tf.io.gfile.rmtree("backup")
-    before, model = fit(made(), 2), made()
-    results = {"losses": [losses, before + fit(model, 4)], "weights": [values(straight), values(model)]}
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1:
+            shutil.copytree("backup", "interrupted")
+
+
+def one():
+    def fit(model, folder, *callbacks):
+        backup = keras.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
+        data = dict(batch_size=8, shuffle=False, verbose=0)
+        return model.fit(X[:80], Y[:80], epochs=4, callbacks=[backup, *callbacks], **data).history["loss"]
+
+    straight, model = made(), made()
+    losses = fit(straight, "backup", Copy())
+    results = {"losses": [losses, losses[:2] + fit(model, "interrupted")], "weights": [values(straight), values(model)]}
     log = io.StringIO()
     logger, handler = logging.getLogger("tfdist"), logging.StreamHandler(log)
     logger.addHandler(handler)

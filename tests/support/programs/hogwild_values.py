@@ -1,27 +1,22 @@
-"""Values that no optimizer trains, under hogwild: moving averages, scales, what a callback assigns, slots when a ps is killed.
-And slots that the first step makes, and an export.
+"""Values that no optimizer trains, under hogwild: moving averages, scales, and what a callback assigns. And slots that the first
+step makes, and an export.
 
-Two groups and a ps, which the chief kills. Prints what it finds as JSON.
+Two groups and a ps. Writes what it finds to results.json.
 """
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import h5py
 import keras
 import numpy as np
+import own_cluster
 import tensorflow as tf
 
 import tfdist
 
-RATE = 0.999
-"""How Adam's second moment decays. With gradients of 1 it is 1 - RATE ** n after n updates."""
-
-task = json.loads(os.environ["TF_CONFIG"])["task"]
-Path(f"pid-{task['type']}-{task['index']}").write_text(str(os.getpid()))
-strategy = tfdist.strategy()  # Workers and ps serve here, and do not return.
+own_cluster.serve({"strategy": "hogwild", "sync_period": 16}, worker=2, ps=1)
+strategy = tfdist.strategy()
 
 
 class Gate(keras.layers.Layer):
@@ -34,12 +29,17 @@ class Gate(keras.layers.Layer):
         return x * (1.0 + self.gate)
 
 
-def moving_variances():
-    """Returns the least and the greatest moving variance after each epoch. The variance of each batch is 0.04."""
+def averages_and_scales():
+    """Returns the least and the greatest moving variance after each epoch, and the scales of a layer that trains in float8.
+
+    The variance of each batch is 0.04.
+    """
     keras.utils.set_random_seed(1)
+    strategy.steps_per_synchronization = 1  # A reply comes when the group has moved the numbers of float8's histories.
     with strategy.scope():
         model = keras.Sequential([keras.Input((8,)), keras.layers.BatchNormalization(momentum=0.9), keras.layers.Dense(1)])
-        model.compile("adam", "mse")
+        model.quantize("float8")
+        model.compile("sgd", "mse")
     found = []
 
     class Look(keras.callbacks.Callback):
@@ -48,43 +48,10 @@ def moving_variances():
             found.append([float(variances.min()), float(variances.max())])
 
     batch = np.random.default_rng(1).normal(size=(16, 8)).astype("float32")
-    x = np.tile(0.2 * (batch - batch.mean(axis=0)) / batch.std(axis=0), (64, 1))  # It matters not which group takes which.
+    x = np.tile(0.2 * (batch - batch.mean(axis=0)) / batch.std(axis=0), (32, 1))  # It matters not which group takes which.
     model.fit(x, x[:, :1], batch_size=16, epochs=4, shuffle=False, verbose=0, callbacks=[Look()])
-    return found
-
-
-def scales_of_float8():
-    """Returns the scales of a model that trains in float8."""
-    keras.utils.set_random_seed(1)
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-        model.quantize("float8")
-        model.compile("sgd", "mse")
-    x = np.random.default_rng(1).normal(size=(512, 8)).astype("float32")
-    model.fit(x, x[:, :1], batch_size=16, epochs=2, verbose=0)
-    return [float(v.numpy()) for v in model.trainable_variables if v.path.endswith("_scale")]
-
-
-def assigned_before_a_save():
-    """Returns what a callback has assigned, as a file and the model have it after a save in the same moment.
-
-    And the updates in the file, as the optimizer has them, and of all groups together.
-    """
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), Gate(), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-
-    class Assign(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 41:
-                model.layers[0].gate.assign(0.5)
-                model.save_weights("gate.weights.h5")
-
-    model.fit(np.ones((512, 4)), np.ones((512, 1)), batch_size=8, verbose=0, callbacks=[Assign()])
-    with h5py.File("gate.weights.h5") as file:
-        own = file["tfdist_training_state/own/optimizer/0"].values()
-        counts = int(file["optimizer/vars/0"][()]), sum(int(each[()]) for each in own)
-        return [float(file["layers/gate/vars/0"][()]), float(model.layers[0].gate.numpy())], counts
+    strategy.steps_per_synchronization = 16
+    return found, [float(v.numpy()) for v in model.trainable_variables if v.path.endswith("_scale")]
 
 
 class Bank(keras.layers.Layer):
@@ -97,23 +64,35 @@ class Bank(keras.layers.Layer):
         return x * (1.0 + self.bank[4])
 
 
-def assigned_in_parts():
-    """Returns a weight of which a callback has assigned parts, after the next epoch and in a group."""
+def assigned():
+    """Returns what a callback has assigned, as a file and the model have it after a save in the same moment; the updates in that
+    file, as the optimizer has them and of all groups together; and a weight of which a callback has assigned parts, after the
+    next epoch and in a group.
+    """
     with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), Bank(), keras.layers.Dense(1)])
+        model = keras.Sequential([keras.Input((4,)), Gate(), Bank(), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-    bank = model.layers[0].bank.value
+    bank = model.layers[1].bank.value
 
     class Assign(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
             if epoch == 1:
                 bank[0:2].assign([1.0, 2.0])
                 bank.scatter_nd_update([[3]], [5.0])
                 bank.scatter_add(tf.IndexedSlices([7.0], [5]))
 
-    model.fit(np.ones((128, 4)), np.ones((128, 1)), batch_size=8, epochs=2, verbose=0, callbacks=[Assign()])
-    device = strategy.worker_groups[0].devices[0]
-    return bank.numpy().tolist(), bank.replica.read(device).numpy().tolist()
+        def on_train_batch_end(self, batch, logs=None):
+            if (self.epoch, batch) == (0, 41):
+                model.layers[0].gate.assign(0.5)
+                model.save_weights("gate.weights.h5")
+
+    model.fit(np.ones((512, 4)), np.ones((512, 1)), batch_size=8, epochs=2, verbose=0, callbacks=[Assign()])
+    with h5py.File("gate.weights.h5") as file:
+        own = file["tfdist_training_state/own/optimizer/0"].values()
+        counts = int(file["optimizer/vars/0"][()]), sum(int(each[()]) for each in own)
+        gates = float(file["layers/gate/vars/0"][()]), float(model.layers[0].gate.numpy())
+    return gates, counts, [bank.numpy().tolist(), bank.replica.read(strategy.worker_groups[0].devices[0]).numpy().tolist()]
 
 
 class OwnOptimizer(keras.Model):
@@ -197,34 +176,6 @@ def exported():
     return dense.kernel.numpy().ravel().tolist(), float(np.abs(loaded.serve(x) - model.predict(x, verbose=0)).max())
 
 
-def slots_after_a_killed_ps():
-    """Returns Adam's second moment, and what it should be: in a file that is saved at once, and after the next epoch."""
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False)])
-        model.compile(keras.optimizers.Adam(1e-3, beta_2=RATE), lambda y_true, y_pred: y_pred)
-    x, y = np.ones((512, 4), "float32"), np.zeros((512, 1), "float32")
-    model.fit(x, y, batch_size=8, epochs=3, verbose=0)
-    os.kill(int(Path("pid-ps-0").read_text()), signal.SIGKILL)
-    model.save_weights("slots.weights.h5")
-    found = []
-    with h5py.File("slots.weights.h5") as file:
-        saved = {name: each[()] for name, each in file["tfdist_training_state/own/optimizer/2"].items()}
-        updates = {name: each[()] for name, each in file["tfdist_training_state/own/optimizer/0"].items()}
-        assert saved.keys() == updates.keys() == {"0", "1"}
-        found += [[float(np.ravel(saved[name])[0]), 1 - RATE ** int(updates[name])] for name in saved]
-    model.fit(x, y, batch_size=8, verbose=0)
-    state = strategy.training_state(model)
-    for group in range(2):
-        second_moment, updates = state[f"own/optimizer/2/{group}"], state[f"own/optimizer/0/{group}"]
-        found.append([float(np.ravel(second_moment)[0]), 1 - RATE ** int(updates)])
-    return found, int(model.optimizer.iterations)
-
-
-results = {"variances": moving_variances(), "scales": scales_of_float8(), "assigned": assigned_before_a_save()}
-results["parts"] = assigned_in_parts()
-results["built"] = built_by_the_step()
-results["arguments"] = variables_as_arguments()
-results["annealed"] = assigned_after_each_batch()
-results["exported"] = exported()
-results["slots"] = slots_after_a_killed_ps()
+cases = averages_and_scales, assigned, built_by_the_step, variables_as_arguments, assigned_after_each_batch, exported
+results = {case.__name__: case() for case in cases}
 Path("results.json").write_text(json.dumps(results))
