@@ -156,9 +156,9 @@ class Positions(keras.layers.Layer):
 def positions_in_a_sequence(scope):
     """Of a known length, of one table or two, and of another length in each batch."""
 
-    def head(has_one_table, inputs):
+    def head(name, has_one_table, inputs):
         hidden = ops.tanh(Positions(has_one_table)(ops.cast(ops.clip(inputs + 2, 0, 4), "int32")))
-        last = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=2))
+        last = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=2), name=name)
         return last(keras.layers.GlobalAveragePooling1D()(hidden))
 
     def batches():
@@ -169,13 +169,14 @@ def positions_in_a_sequence(scope):
     signature = ((tf.TensorSpec([None, 4]), tf.TensorSpec([None, None])), (tf.TensorSpec([None, 1]),) * 3)
     with scope():
         known, other = keras.Input((4,)), keras.Input((None,))
-        model = keras.Model([known, other], [head(False, known), head(True, known), head(True, other)])
+        heads = [head("two_tables", False, known), head("one_table", True, known), head("lengths", True, other)]
+        model = keras.Model([known, other], heads)
         model.compile(keras.optimizers.Adam(0.05), "mse")
     lengths = tf.data.Dataset.from_generator(batches, output_signature=signature)
     # In one process Keras would call its step once too often, which counts steps, if it did not know their number.
     lengths = lengths.apply(tf.data.experimental.assert_cardinality(3))
     history = model.fit(lengths, epochs=2, verbose=0).history
-    return [list(history.values()), *(weights.ravel().tolist() for weights in model.get_weights())]
+    return [history, *(weights.ravel().tolist() for weights in model.get_weights())]
 
 
 def dice_by_class(y_true, y_pred):
