@@ -52,6 +52,8 @@ def _power(value: Any, left: int) -> int | None:
         found = {_power(each, left - 1) for each in operands if not _is_read(each)}
         return found.pop() if len(found) == 1 else None
     if operation.type == "Mul" or operation.type in _QUOTIENTS:
+        if any(tf.get_static_value(each) == 0 for each in operands if not each.shape.rank):
+            return None  # As a loss that is one number for a batch: in a trial it is 0, and counts rightly.
         one, other = (_power(each, left - 1) for each in operands)
         if one is None or other is None:
             return None

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 CASES = (
     "averages_that_the_next_step_of_an_execution_reads",
     "a_trained_weight_that_starts_by_the_first_batch",
-    "the_same_with_several_steps_in_an_execution",
+    "a_trained_weight_that_starts_by_the_first_step_of_an_execution",
     "trained_weights_that_a_step_moves_after_the_update",
     "an_average_with_the_aggregation_mean",
     "a_replica_without_examples_and_logarithms",
@@ -20,6 +20,8 @@ CASES = (
     "functions_that_run_eagerly",
     "a_log_that_is_none",
     "sums_over_the_replicas",
+    "sums_over_the_replicas_in_several_steps_of_an_execution",
+    "sums_over_the_replicas_in_a_step_that_runs_eagerly",
     "an_added_loss_that_is_a_sum_before_another_compile",
     "a_number_of_examples_that_the_step_knows",
     "a_loss_in_a_layer_of_predictions",

@@ -8,6 +8,7 @@ import json
 import keras
 import numpy as np
 import pytest
+import selection
 from support_paths import PROGRAMS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -21,6 +22,14 @@ CLUSTERS = {
     "asynchronous": f"nworker_groups: 3 nworkers_per_group: 1 {SERVERS}",
 }
 TOGETHER = ("mirrored", "multi_worker_mirrored", "parameter_server")
+FUNCTIONS = ("numbers in a function", "layers in a function")
+CASES = {
+    "mirrored": ("two", "masks", *FUNCTIONS, "step in a function"),
+    # What is in functions is traced as under mirrored.
+    "multi_worker_mirrored": ("two", "masks", *((*FUNCTIONS, "step in a function") if selection.ALL else ())),
+    "parameter_server": ("two", "masks", *FUNCTIONS, "step in a function"),
+    "asynchronous": ("one", "masks", *FUNCTIONS),
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,29 +39,39 @@ def results(request, tmp_path_factory, run_python):
     (folder / "cluster.conf").write_text(f"cluster {{ {CLUSTERS[name]} }}")
     strategy = "parameter_server" if name == "asynchronous" else name
     launch = ("-m", "tfdist.launch", "--cluster", "cluster.conf", "--strategy", strategy)
-    assert run_python(folder, *launch, str(PROGRAMS / "own_numbers.py"), timeout=250) == 0, (folder / "output.txt").read_text()[
-        -5000:
-    ]
+    program = (str(PROGRAMS / "own_numbers.py"), "--", *CASES[name])
+    assert run_python(folder, *launch, *program, timeout=250) == 0, (folder / "output.txt").read_text()[-5000:]
     return json.loads((folder / "own_numbers.json").read_text())
 
 
-on = lambda *names: pytest.mark.parametrize("results", names, indirect=True)  # noqa: E731
+def having(case):
+    """Runs a test on the clusters that have a case."""
+    return pytest.mark.parametrize("results", [name for name in CLUSTERS if case in CASES[name]], indirect=True)
 
 
-@on(*TOGETHER)
+def of_one_process():
+    generator = keras.random.SeedGenerator(3)
+    return pytest.approx([keras.random.normal((1, 1), seed=generator).numpy().item() for _ in range(STEPS)])
+
+
+@having("two")
 def test_replicas_of_a_step_draw_different_numbers_and_the_first_those_of_one_process(results):
     noise, states = results["two"]
     assert len(np.unique(noise)) == np.size(noise)
-    generator = keras.random.SeedGenerator(3)
-    expected = [keras.random.normal((1, 1), seed=generator).numpy().item() for _ in range(STEPS)]
-    assert [row[0] for row in noise[::2]] == pytest.approx(expected)
-    assert all(state == [3, STEPS] for state in states)
-    in_function, states = results["in a function"]
-    assert [row[0] for row in in_function] == [row[0] for row in noise]
+    assert [row[0] for row in noise[::2]] == of_one_process()
     assert all(state == [3, STEPS] for state in states)
 
 
-@on(*TOGETHER)
+@having("numbers in a function")
+def test_so_they_do_in_a_method_with_tf_function(results):
+    noise, states = results["numbers in a function"]
+    assert len(np.unique(noise)) == np.size(noise)
+    if results["replicas"] > 1:
+        assert [row[0] for row in noise[::2]] == of_one_process()
+    assert all(state == [3, STEPS] for state in states)
+
+
+@pytest.mark.parametrize("results", TOGETHER, indirect=True)
 def test_replicas_drop_out_different_units(results):
     sums, states = results["masks"]
     assert len(np.unique(sums)) == 3  # Kept by both replicas, by one, by none.
@@ -60,25 +79,25 @@ def test_replicas_drop_out_different_units(results):
     assert all(state == [1, 2] for state in states)
 
 
-@on("asynchronous")
+@having("one")
 def test_worker_groups_draw_different_numbers_and_count_each_draw(results):
-    for case in ("one", "in a function"):
-        noise, states = results[case]
-        assert len(np.unique(noise)) == np.size(noise), case
-        assert states == [[3, STEPS]], case
+    noise, states = results["one"]
+    assert len(np.unique(noise)) == np.size(noise)
+    assert states == [[3, STEPS]]
     assert results["masks"][1] == [[1, 2]]
 
 
-@on(*CLUSTERS)
+@having("layers in a function")
 def test_a_method_with_tf_function_changes_the_state_of_its_layers_in_each_step(results):
-    assert all(state == [5, 3] for state in results["steps"])
+    found = results["layers in a function"]
+    assert all(state == [5, 3] for state in found["steps"])
     # Steps with a momentum of 0.99 towards means of about 3: three, or of groups that step at the same time the last one.
     least = 3 if results["replicas"] > 1 else 1
-    for mean in results["moving mean"]:
+    for mean in found["moving mean"]:
         assert 0.65 * 3 * (1 - 0.99**least) < mean < 1.35 * 3 * (1 - 0.99**3)
 
 
-@on(*TOGETHER)
+@having("step in a function")
 def test_a_train_step_with_tf_function_trains_as_without(results):
     x = np.random.default_rng(0).normal(3, 2, (24, 4)).astype("float32")
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="zeros")])

@@ -75,20 +75,41 @@ EQUAL = (
     "an_embedding",
     "a_metric_with_variables_of_its_own",
 )
-FEW = ("contrastive", "sharpness_aware", "a_sum_of_the_examples", "a_mean_of_the_examples", "batch_normalization")
+WARNED_IN_A_STEP = (  # Or not: not only a trial of the step could.
+    "batch_normalization",
+    "a_step_that_sets_trainable_of_a_normalization",
+    "a_normalization_that_only_infers",
+    "synchronized_normalization",
+    "connectionist_temporal_losses_that_a_layer_adds",
+    "numbers_for_each_example_and_a_mean_that_a_layer_adds",
+    "a_loss_that_compares_examples_and_is_one_number",
+    "a_metric_with_variables_of_its_own",
+    *TESTS,
+)
+
+
+def only_tried_out(cases):
+    return [case if case in WARNED_IN_A_STEP else f"{case}:trial" for case in cases]
+
+
+FEW = ("contrastive", "a_mean_of_the_examples", "batch_normalization")
+SHARDED = (*FEW, "sharpness_aware", "a_sum_of_the_examples", "clips_gradients_when_they_are_large")
 
 GROUPS = "cluster { nworker_groups: 2 nworkers_per_group: 2 nserver_groups: 1 nservers_per_group: 1 }"
 ALL_STEPS = (*WARNED, *UNCHECKED, *METRICS, *TESTS, *EQUAL)
 CLUSTERS = {
-    "mirrored": ("cluster { nworkers_per_group: 2 nworkers_per_procs: 2 }", ALL_STEPS),
+    "mirrored": (
+        "cluster { nworkers_per_group: 2 nworkers_per_procs: 2 }",
+        ALL_STEPS if selection.ALL else only_tried_out(ALL_STEPS),
+    ),
     "mirrored, 2 x 2": (
         "cluster { nworkers_per_group: 4 nworkers_per_procs: 4 }",
-        (*FEW, "clips_gradients_when_they_are_large"),
+        only_tried_out(SHARDED),
         *("--partition=kernel=rows", "--partition_devices=2"),
     ),
     "multi_worker_mirrored, 2 x 2": (  # A replica is in two tasks.
         "cluster { nworkers_per_group: 4 }",
-        (*FEW, "clips_gradients_when_they_are_large"),
+        SHARDED,
         *("--partition=kernel=rows", "--partition_tasks=2"),
     ),
     "multi_worker_mirrored": ("cluster { nworkers_per_group: 2 }", ALL_STEPS if selection.ALL else FEW),

@@ -1,10 +1,8 @@
 """What ends a task for which TensorFlow waits without a limit."""
 
-import os
-import subprocess
-import sys
+import pytest
 
-from support_paths import CHECKOUT
+pytestmark = pytest.mark.cluster
 
 WAITS = """
 import ctypes, sys
@@ -17,9 +15,9 @@ with connecting.bounded(1.0):
 """
 
 
-def test_a_task_that_cannot_be_connected_says_so_before_its_stacks():
-    environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
-    done = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, text=True, timeout=60, env=environment)
-    sentence, _, stacks = done.stderr.partition("\nTimeout (")
-    assert sentence.startswith("tfdist: TensorFlow has not connected this task to the others within 1 s"), done.stderr
-    assert done.returncode == 1 and sentence.count("\n") == 0 and 'File "<string>"' in stacks
+def test_a_task_that_cannot_be_connected_says_so_before_its_stacks(tmp_path, run_python):
+    code = run_python(tmp_path, "-c", WAITS, timeout=60)
+    output = (tmp_path / "output.txt").read_text()
+    sentence, _, stacks = output.partition("\nTimeout (")
+    assert sentence.startswith("tfdist: TensorFlow has not connected this task to the others within 1 s"), output
+    assert code == 1 and sentence.count("\n") == 0 and 'File "<string>"' in stacks

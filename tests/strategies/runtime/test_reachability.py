@@ -34,7 +34,7 @@ for port in sys.argv[2:]:
 SERVERS = """
     import time
     import tfdist
-    strategy = tfdist.strategy("STANDARD_1")
+    strategy = tfdist.strategy("small.yaml")
     addresses = strategy._cluster_resolver.cluster_spec().as_dict()
     print(*[address.rpartition(":")[2] for job in ("chief", "worker", "ps") for address in addresses[job][:1]], "are the ports", flush=True)
     time.sleep(60)
@@ -104,6 +104,7 @@ def test_other_machines_do_not_reach_tasks_that_wait_for_each_other(other_machin
 
 @pytest.mark.cluster
 @needs("namespaces")
+@pytest.mark.usefixtures("small_cluster")
 def test_other_machines_do_not_reach_the_servers_of_a_job_on_this_one(other_machine, start, script):
     job = start(script(SERVERS))
     job.wait_for("are the ports")

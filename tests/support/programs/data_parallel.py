@@ -1,13 +1,15 @@
-"""Trains on every task of a data-parallel cluster and writes the results of all cases to data_parallel-RANK.json.
+"""Trains on every task of a data-parallel cluster and writes the results of some cases to data_parallel-RANK.json.
 
-`data_parallel.py [SLOTS] [CASE ...]`: with SLOTS the program is the only task of a cluster, with that many replicas. Cases that
-compare with one process return `one` (the first task only) and `ours`, each a dict of numbers and lists.
+`data_parallel.py [SLOTS] CASE ...`: with SLOTS the program is the only task of a cluster, with that many replicas. Cases that
+compare with one process return `one` (the first task only) and `ours`, each a dict of numbers and lists; those that train
+several parts in one model return that of each part.
 """
 
 import contextlib
 import json
 import random
 import sys
+import time
 import traceback
 
 import fit_options
@@ -29,6 +31,7 @@ from tfdist.strategies.data_parallel import buckets, multi_worker_mirrored
 from tfdist.strategies.private_api import ring_sums
 
 CASES = {}
+TOGETHER = {}
 optimizers = keras.optimizers
 
 
@@ -51,6 +54,18 @@ def compared(function):
 
     CASES[function.__name__] = run
     return function
+
+
+def in_one_model(name, parts, **arguments):
+    """Makes a case whose parts are cases for the test, and so is what they give together, under `name`."""
+    TOGETHER[name] = (name, *parts)
+
+    def case(scope):
+        found = losses.trained_together(scope, parts, **arguments)
+        return {name: found.pop("all"), **found}
+
+    case.__name__ = name
+    compared(case)
 
 
 class Seen(keras.metrics.Metric):
@@ -92,12 +107,12 @@ def each_example_once_with_no_seed_set(strategy):  # the first case: later ones 
         "generator": {"x": ((X[i : i + 50], IDS[i : i + 50, None]) for i in range(0, N, 50)), "epochs": 1},
     }
     results = {"weights": [w.ravel().tolist() for w in model.get_weights()]}
-    for name, source in sources.items():
-        for steps in (1, 5):
+    for steps in (1, 5):
+        with strategy.scope():
+            model.compile(optimizers.SGD(0.0), "mse", metrics=[Seen()], steps_per_execution=steps)
+        for name, source in sources.items():
             if name == "generator" and steps == 5:
                 continue
-            with strategy.scope():
-                model.compile(optimizers.SGD(0.0), "mse", metrics=[Seen()], steps_per_execution=steps)
             record = model.fit(**{"epochs": 2, "verbose": 0, **source}).history
             results[f"{name} {steps}"] = [record["count"], record["ids"], record["squares"]]
     results["random"] = [random.random(), float(np.random.rand()), float(tf.random.uniform(()))]
@@ -115,7 +130,44 @@ for _function in (
     *own_loops.CASES,
     *sums_and_classes.CASES,
 ):
-    compared(_function)
+    if _function.__name__ not in losses.PARTS:
+        compared(_function)
+for _name in ("a_loss_function_that_returns_a_mean", losses.WEIGHTED):
+    compared(losses.alone(_name))
+SMALL = (
+    "a_loss_function_that_returns_a_mean",
+    "one_number_for_a_batch_with_sample_weights",
+    "a_mean_over_what_a_mask_leaves",
+    "an_added_loss_that_is_a_sum",
+    "normalization_of_the_whole_batch_with_a_mask",
+)
+losses.PARTS |= {f"{name}_of_small_batches": losses.PARTS[name] for name in SMALL}
+FEW = (
+    "a_loss_function_that_returns_a_sum",
+    "a_loss_class_that_returns_neither",
+    "a_reduction_by_sum",
+    "one_number_for_a_batch_of_probabilities_of_kinds",
+    "one_number_for_a_batch_of_probabilities",
+    "one_number_that_compares_two_views",
+    "one_number_of_more_rows_than_examples_in_any_order",
+    "losses_and_metrics_with_a_number_for_each_class",
+    *sums_and_classes.KEEPING,
+)
+OTHERS = (
+    "a_loss_class_with_a_sum_inside",
+    "a_mean_over_sample_weights",
+    "one_number_for_a_batch_with_a_mask",
+    "a_loss_of_keras_over_the_examples",
+    "a_loss_of_keras_over_the_examples_by_a_negative_axis",
+    "a_loss_of_keras_with_a_number_for_each_class",
+    *own_step_metrics.OVERRIDING,
+)
+short = {"rows": losses.SHORT, "evaluates": False}
+in_one_model("losses", FEW, **short)
+in_one_model("other_losses", OTHERS, **short)
+in_one_model("losses_without_a_reduction", tuple(losses.PARTS_WITHOUT_REDUCTION), **short)
+in_one_model("layers", sums_and_classes.LAYERS, rate=0.01, **short)
+in_one_model("small_batches", [f"{name}_of_small_batches" for name in SMALL], rate=0.01, batch=2, rows=9, steps_per_execution=2)
 
 
 @case
@@ -133,8 +185,7 @@ def moving_averages_are_the_same_everywhere(strategy):
             for w in (layer.moving_mean, layer.moving_variance)
         ]
         results[f"of each {steps}"] = each
-        results[f"evaluate {steps}"] = model.evaluate(X, Y, verbose=0)
-    return results
+    return {**results, "evaluate": model.evaluate(X, Y, batch_size=size, verbose=0)}
 
 
 @case
@@ -199,28 +250,6 @@ def sharding_that_the_user_has_set(strategy):
     return results
 
 
-@case
-def custom_training_loop(strategy):
-    with strategy.scope():
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        optimizer = optimizers.SGD(0.1)
-
-    def step(batch):
-        x, y = batch
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.square(model(x) - y)) / 32
-        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True))
-        return loss
-
-    @tf.function
-    def global_step(batch):
-        return strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)
-
-    dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((X, Y)).batch(32))
-    return {"losses": [float(global_step(batch)) for batch in dataset]}
-
-
 LOGS = {"largest": 7.0, "share": 0.0}
 
 
@@ -256,7 +285,8 @@ def what_cannot_work_says_so(strategy):
         normalization = keras.layers.BatchNormalization(synchronized=True)
         models["synchronized"] = keras.Sequential([keras.Input((4,)), normalization, keras.layers.Dense(1)])
         models["synchronized"].compile("sgd", "mse", jit_compile=True)
-        models["two_views"] = losses.Views(0)
+        inputs = keras.Input((4,))
+        models["two_views"] = keras.Model(inputs, losses.views(keras.ops.concatenate, 0)(inputs))
         models["two_views"].compile("sgd", losses.nt_xent)
     for name, model in models.items():
         try:
@@ -277,16 +307,22 @@ def main():
         strategy = tfdist.strategy()
     rank = strategy.tfdist_hooks.layout.local.start
     strategy.first = rank == 0
-    results = {"replicas": strategy.num_replicas_in_sync}
-    left_out = [name.removeprefix("not:") for name in arguments if name.startswith("not:")]
-    for name, function in CASES.items():
-        if name in left_out or (arguments and not left_out and name not in arguments):
-            continue
+    results = {
+        "replicas": strategy.num_replicas_in_sync,
+        "cases": [name for case in CASES for name in TOGETHER.get(case, [case])],
+    }
+    for name in arguments:
         try:
-            results[name] = function(strategy)
+            found = CASES[name](strategy)
+            if name in TOGETHER:
+                parts = {part: {side: each[part] for side, each in found.items()} for part in TOGETHER[name]}
+            else:
+                parts = {name: found}
         except Exception:
-            results[name] = {"error": traceback.format_exc()}
-        print(name, "error" if "error" in results[name] else "ok", flush=True)
+            parts = {part: {"error": traceback.format_exc()} for part in TOGETHER.get(name, [name])}
+        results |= parts
+        outcome = "error" if any("error" in part for part in parts.values()) else "ok"
+        print(f"{name} {outcome}, after {time.process_time():.0f} s of the processor", flush=True)
     with open(f"data_parallel-{rank}.json", "w") as file:
         json.dump(results, file)
 

@@ -6,11 +6,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import ops
-from state_cases import N, X, Y, case, results_of, trained
+from state_cases import BATCH, LARGE, N, X, Y, case, cases, results_of, trained
 
 
 class NoisyUpdates(keras.optimizers.SGD):
-    """Adds noise to each update, as Langevin dynamics."""
+    """Adds noise to each update, as Langevin dynamics: to variables of pairs by numbers of TensorFlow, to others by Keras'."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -18,13 +18,9 @@ class NoisyUpdates(keras.optimizers.SGD):
 
     def update_step(self, gradient, variable, learning_rate):
         super().update_step(gradient, variable, learning_rate)
-        self.assign_add(variable, 0.01 * keras.random.normal(variable.shape, seed=self.generator))
-
-
-class NoisyUpdatesOfTensorFlow(keras.optimizers.SGD):
-    def update_step(self, gradient, variable, learning_rate):
-        super().update_step(gradient, variable, learning_rate)
-        self.assign_add(variable, 0.01 * tf.random.normal(variable.shape))
+        is_pair = variable.shape[-1] == 2
+        noise = tf.random.normal(variable.shape) if is_pair else keras.random.normal(variable.shape, seed=self.generator)
+        self.assign_add(variable, 0.01 * noise)
 
 
 @case
@@ -32,11 +28,14 @@ def random_numbers_in_an_update(scope):
     results = {}
     for name, arguments in {"compiled": {}, "eager": {"run_eagerly": True}}.items():
         with scope():
-            optimizer = NoisyUpdatesOfTensorFlow(0.02)
-        results[f"{name}, of TensorFlow"] = trained(scope, lambda: [], optimizer=optimizer, **arguments)["differences"]
-        with scope():
-            optimizer = NoisyUpdates(0.02)
-        results[name] = trained(scope, lambda: [], optimizer=optimizer, **arguments)
+            keras.utils.set_random_seed(1)
+            inputs = keras.Input((4,))
+            one, pair = keras.layers.Dense(1), keras.layers.Dense(2)
+            model = keras.Model(inputs, [one(inputs), pair(inputs)])
+            model.compile(NoisyUpdates(0.02), "mse", **arguments)
+        model.fit(X, [Y, Y], batch_size=LARGE, shuffle=False, verbose=0)
+        weights = [w.ravel().tolist() for w in one.get_weights()]
+        results[name] = {"weights": weights, "differences": results_of(model, [])["differences"]}
     return results
 
 
@@ -71,7 +70,7 @@ def weights_that_a_step_draws(scope):
         model = AddsNoise()
         model.build((None, 4))
         model.compile(keras.optimizers.SGD(0.02))
-    return results_of(model, model.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0).history["error"])
+    return results_of(model, model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history["error"])
 
 
 class LooksUpAtRandom(AddsNoise):
@@ -115,7 +114,7 @@ def a_learning_rate_by_the_batch(scope):
             keras.utils.set_random_seed(1)
             model = RatesByLosses([keras.Input((4,)), keras.layers.Dense(1)])
             model.compile(keras.optimizers.Adam(0.02), **arguments)
-        model.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0)
+        model.fit(X, Y, batch_size=LARGE, shuffle=False, verbose=0)
         results[name] = [results_of(model, []), float(ops.convert_to_numpy(model.optimizer.learning_rate))]
     return results
 
@@ -125,18 +124,17 @@ class Noise(keras.layers.Layer):
         return x + keras.random.normal(ops.shape(x)) if training else x
 
 
-@case
-def numbers_without_a_seed_after_clear_session(scope):
+@cases("numbers_without_a_seed_after_clear_session", "numbers_without_a_seed_after_another_seed_is_set")
+def numbers_without_a_seed(scope):
     losses = []
-    for _ in range(2):
-        keras.utils.clear_session()
+    for is_cleared in (True, True, False):
+        if is_cleared:
+            keras.utils.clear_session()
         losses += trained(scope, lambda: [Noise()], epochs=1)["losses"]
-    return losses[0] - losses[1]
-
-
-@case
-def numbers_without_a_seed_after_another_seed_is_set(scope):
-    return [trained(scope, lambda: [Noise()], epochs=1)["losses"] == trained(scope, lambda: [Noise()], epochs=1)["losses"]]
+    return {
+        "numbers_without_a_seed_after_clear_session": losses[0] - losses[1],
+        "numbers_without_a_seed_after_another_seed_is_set": [losses[1] == losses[2]],
+    }
 
 
 @case
@@ -148,7 +146,7 @@ def numbers_without_a_seed_in_a_step_that_runs_eagerly(scope):
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((4,)), Noise(), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.02), "mse", run_eagerly=True)
-    model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0, callbacks=[callback])
+    model.fit(X, Y, batch_size=LARGE, epochs=2, shuffle=False, verbose=0, callbacks=[callback])
     return {"same": float(states[0] == states[1]), "differences": results_of(model, [])["differences"]}
 
 
@@ -168,17 +166,6 @@ class KeepsIntegers(keras.layers.Layer):
         return x
 
 
-@case
-def integers_that_depend_on_the_batch(scope):
-    with scope():
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((4,)), KeepsIntegers(), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.02), "mse")
-    model.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
-    values = [getattr(v.value, "values", [v.value]) for v in model.layers[0].variables]
-    return [[float(value) for value in (each[0], each[-1])] for each in values]
-
-
 class CountsInBranch(keras.layers.Layer):
     """Counts the batches whose first example is positive, in a branch, as integers and as floats."""
 
@@ -195,17 +182,6 @@ class CountsInBranch(keras.layers.Layer):
             ops.cond(x[0, 0] > 0, count, lambda: 0)
             self.steps.assign(self.steps + 1)
         return x
-
-
-@case
-def integers_that_are_counted_in_a_branch_by_the_batch(scope):
-    with scope():
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((4,)), CountsInBranch(), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.02), "mse")
-    model.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
-    values = [getattr(v.value, "values", [v.value]) for v in model.layers[0].variables]
-    return [[float(value) for value in (each[0], each[-1])] for each in values]
 
 
 class Adds(keras.metrics.Metric):
@@ -266,7 +242,7 @@ def a_sum_of_integers(scope):
         model = CountsSteps([keras.Input((4,)), keras.layers.Dense(1)])
         model.steps = keras.metrics.Sum(name="steps", dtype="int32")
         model.compile(keras.optimizers.SGD(0.02), "mse")
-    return model.fit(X, Y, batch_size=7, shuffle=False, verbose=0).history
+    return model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0).history
 
 
 class Means(Adds):
@@ -281,23 +257,24 @@ class Means(Adds):
 
 
 class ShowsEachBatch(keras.Sequential):
-    """Resets a metric in each step."""
+    """Resets a metric in each step, and returns no value of a log."""
 
     def train_step(self, data):
         super().train_step(data)
         self.error.reset_state()
         self.error.update_state(ops.mean(ops.square(self(data[0]) - data[1])))
-        return {"of_batch": self.error.result()}
+        return {"of_batch": self.error.result(), "absent": None}
 
 
-@case
-def a_metric_that_each_step_resets(scope):
+@cases("a_metric_that_each_step_resets", "a_log_that_is_none")
+def logs_of_each_batch(scope):
     with scope():
         keras.utils.set_random_seed(1)
         model = ShowsEachBatch([keras.Input((4,)), keras.layers.Dense(1)])
         model.error = Means("error")
         model.compile(keras.optimizers.SGD(0.02), "mse")
-    return model.fit(X, Y, batch_size=10, epochs=2, shuffle=False, verbose=0).history
+    history = model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+    return {"a_metric_that_each_step_resets": history["of_batch"], "a_log_that_is_none": results_of(model, [])}
 
 
 class AddsSumsInTraining(keras.Sequential):

@@ -16,49 +16,63 @@ def case(function):
     return function
 
 
-def trained(strategy, model, optimizer, batches, scale=None):
-    """Makes a step with each batch of 24, in a function; returns the losses."""
+def trained(strategy, models, optimizers, batches, scales=None):
+    """Makes a step of each model with each batch of 24, in a function; returns the losses of each model."""
 
     def step(batch):
         x, y = batch
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.square(model(x, training=True) - y)) / 24
-            scaled = loss if scale is None else scale(loss)
-        weights = model.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights, strict=True))
-        return loss
+        losses = []
+        for model, optimizer, scale in zip(models, optimizers, scales or [None] * len(models), strict=True):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.square(model(x, training=True) - y)) / 24
+                scaled = loss if scale is None else scale(loss)
+            weights = model.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights, strict=True))
+            losses.append(loss)
+        return tf.stack(losses)
 
     def on_batch(batch):
         return strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)
 
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(24).take(batches)
-    return [float(loss) for loss in map(tf.function(on_batch), strategy.experimental_distribute_dataset(dataset))]
+    found = [losses.numpy() for losses in map(tf.function(on_batch), strategy.experimental_distribute_dataset(dataset))]
+    return np.transpose(found).tolist()
 
 
 def weights_of(model):
     return [weights.ravel().tolist() for weights in model.get_weights()]
 
 
+def linear():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+
+
 @case
-def updates_in_conditions_of_an_own_loop(scope):
-    """Keras decides in a condition whether to apply accumulated gradients, to overwrite weights, and to apply scaled ones."""
+def updates_of_an_own_loop(scope):
+    """With clipped gradients; and in conditions, where Keras accumulates, overwrites weights, or applies scaled gradients."""
+    sgd = keras.optimizers.SGD
     make = {
-        "accumulated": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2, global_clipnorm=0.5),
-        "overwritten": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
+        "clipped by the global norm": lambda: sgd(0.1, global_clipnorm=0.5),
+        "clipped by the norm": lambda: sgd(0.1, clipnorm=0.5),
+        "clipped by value": lambda: sgd(0.1, clipvalue=0.1),
+        "as they are": lambda: sgd(0.1),
+        "accumulated": lambda: sgd(0.1, gradient_accumulation_steps=2, global_clipnorm=0.5),
+        "overwritten": lambda: sgd(0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
         "scaled": lambda: keras.optimizers.LossScaleOptimizer(
-            keras.optimizers.SGD(0.1, momentum=0.9), initial_scale=8.0, dynamic_growth_steps=2
+            sgd(0.1, momentum=0.9), initial_scale=8.0, dynamic_growth_steps=2
         ),
     }
-    results = {}
-    for name, optimizer_of in make.items():
-        with scope():
-            strategy, optimizer = tf.distribute.get_strategy(), optimizer_of()
-            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="zeros")])
-            optimizer.build(model.trainable_variables)
-        scale = optimizer.scale_loss if name == "scaled" else None
-        losses = trained(strategy, model, optimizer, 4, scale)
-        results[name] = [losses, float(optimizer.iterations.numpy()), weights_of(model)]
-    return results
+    with scope():
+        strategy, optimizers = tf.distribute.get_strategy(), {name: optimizer_of() for name, optimizer_of in make.items()}
+        models = {name: linear() for name in make}
+        for name in ("accumulated", "overwritten", "scaled"):
+            optimizers[name].build(models[name].trainable_variables)
+    scales = [optimizer.scale_loss if name == "scaled" else None for name, optimizer in optimizers.items()]
+    losses = trained(strategy, models.values(), optimizers.values(), 4, scales)
+    return {
+        name: [own, float(optimizer.iterations.numpy()), weights_of(models[name])]
+        for own, (name, optimizer) in zip(losses, optimizers.items(), strict=True)
+    }
 
 
 @case
@@ -73,12 +87,12 @@ def an_own_loop_that_continues_from_a_checkpoint(scope):
 
     strategy, model, _ = made()
     optimizer = keras.optimizers.Adam(0.05)
-    losses = trained(strategy, model, optimizer, 3)
+    (losses,) = trained(strategy, [model], [optimizer], 3)
     path = os.path.abspath(f"loop-of-{type(strategy).__name__}")
     tf.train.Checkpoint(model=model, optimizer=optimizer).write(path)
     strategy, model, optimizer = made()
     tf.train.Checkpoint(model=model, optimizer=optimizer).read(path)
-    losses += trained(strategy, model, optimizer, 4)
+    losses += trained(strategy, [model], [optimizer], 4)[0]
     return {"losses": losses, "weights": weights_of(model), "steps": int(optimizer.iterations.numpy())}
 
 
@@ -107,7 +121,7 @@ def refused(strategy):
     messages = {}
     for name, arguments in {"model_outside": (outside, keras.optimizers.SGD()), "unbuilt_scale": (inside, scaling)}.items():
         try:
-            trained(strategy, *arguments, 1, scale=getattr(arguments[1], "scale_loss", None))
+            trained(strategy, *([each] for each in arguments), 1, [getattr(arguments[1], "scale_loss", None)])
         except Exception as error:
             messages[name] = str(error)
     try:

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 from keras import ops
-from losses import X, Y, linear, trained
+from losses import BATCH, SHORT, X, Y, linear, trained
 
 
 class OwnLogs(keras.Model):
@@ -122,8 +122,8 @@ def logs_of_an_own_step_under_the_name_of_a_metric(scope):
     see = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append([logs[key] for key in sorted(logs)])
     )
-    data = {"batch_size": 16, "verbose": 0}
-    record = model.fit(X, Y, epochs=3, shuffle=False, validation_data=(X[:20], Y[:20]), callbacks=[see], **data).history
+    x, y, data = X[:SHORT], Y[:SHORT], {"batch_size": BATCH, "verbose": 0}
+    record = model.fit(x, y, epochs=3, shuffle=False, validation_data=(x[:20], y[:20]), callbacks=[see], **data).history
     return {**record, "seen": seen, "weights": [w.ravel().tolist() for w in model.get_weights()]}
 
 
@@ -142,7 +142,7 @@ def a_model_without_call(scope):
         generator = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4)])
         model = GAN(discriminator, generator)
         model.compile()
-    record = model.fit(tf.data.Dataset.from_tensor_slices(X).batch(16), epochs=3, verbose=0).history
+    record = model.fit(tf.data.Dataset.from_tensor_slices(X).batch(BATCH), epochs=3, verbose=0).history
     return {**record, "weights": [w.ravel().tolist() for w in discriminator.get_weights() + generator.get_weights()]}
 
 

@@ -1,9 +1,10 @@
 """Draws random numbers on the replicas of a cluster, and trains models whose user has put @tf.function on a method.
 
-own_numbers.py: writes the results to own_numbers.json.
+`own_numbers.py CASE ...` writes the results to own_numbers.json.
 """
 
 import json
+import sys
 
 import keras
 import numpy as np
@@ -108,13 +109,22 @@ def trained(model, *y):
     return model
 
 
+def in_a_function():
+    model = trained(InFunction, X[:, :1])
+    return {"moving mean": model.normalize.moving_mean.numpy().tolist(), "steps": values(model.drop.seed_generator.state)}
+
+
 strategy = tfdist.strategy()
-results = {"replicas": strategy.num_replicas_in_sync, "two": drawn(Noise, 2), "masks": masks(), "one": drawn(Noise, 1)}
-results["in a function"] = drawn(NoiseInFunction, 2 if strategy.num_replicas_in_sync > 1 else 1)
-in_function = trained(InFunction, X[:, :1])
-results["moving mean"] = in_function.normalize.moving_mean.numpy().tolist()
-results["steps"] = values(in_function.drop.seed_generator.state)
-results["step in a function"] = trained(StepInFunction).dense.get_weights()[0].ravel().tolist()
+CASES = {
+    "two": lambda: drawn(Noise, 2),
+    "one": lambda: drawn(Noise, 1),
+    "numbers in a function": lambda: drawn(NoiseInFunction, 2 if strategy.num_replicas_in_sync > 1 else 1),
+    "masks": masks,
+    "layers in a function": in_a_function,
+    "step in a function": lambda: trained(StepInFunction).dense.get_weights()[0].ravel().tolist(),
+}
+results = {name: CASES[name]() for name in sys.argv[1:]}
+results["replicas"] = strategy.num_replicas_in_sync
 if tfdist.is_chief():
     with open("own_numbers.json", "w") as file:
         json.dump(results, file)

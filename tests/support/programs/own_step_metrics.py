@@ -1,8 +1,8 @@
 """Metrics and losses of models with a `train_step` of their own: cases like those of own_steps.py."""
 
 import keras
-import numpy as np
 import tensorflow as tf
+from losses import PARTS, Part, dense, trained_together
 from own_steps import OwnStep, X, Y, weights_of
 
 CASES = []
@@ -70,7 +70,7 @@ def own_metrics():
 
 @case
 def metrics_that_get_numbers_of_a_batch(scope):
-    """The last batch has one example, and that of the validation five."""
+    """The last of the batches has one example."""
     with scope():
         counted = Counted()
         counted.compile(keras.optimizers.SGD(0.02), "mse")
@@ -78,41 +78,45 @@ def metrics_that_get_numbers_of_a_batch(scope):
         standard.compile(keras.optimizers.SGD(0.02), "mse", metrics=own_metrics())
         evaluated = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         evaluated.compile("sgd", "mse", metrics=own_metrics())
-    arguments = {"batch_size": 50, "verbose": 0, "epochs": 2, "shuffle": False, "validation_data": (X[:55], Y[:55])}
-    results = {f"counted {name}": values for name, values in counted.fit(X, Y, **arguments).history.items()}
-    results |= standard.fit(X, Y, **arguments).history
+    arguments = {"batch_size": 83, "verbose": 0, "epochs": 2, "shuffle": False, "validation_data": (X[:55], Y[:55])}
+    record = counted.fit(X[:240], Y[:240], **arguments).history
+    results = {f"counted {name}": values for name, values in record.items()}
+    results |= standard.fit(X[:250], Y[:250], **arguments).history
     evaluated.set_weights(standard.get_weights())
-    return results | {"evaluated": [float(v) for v in evaluated.evaluate(X, Y, batch_size=50, verbose=0)]}
+    return results | {"evaluated": [float(v) for v in evaluated.evaluate(X[:240], Y[:240], batch_size=83, verbose=0)]}
 
 
 class Scaled(OwnStep):
-    """Its loss is that of TensorFlow's loops for several replicas."""
+    """Its losses are those of TensorFlow's loops for several replicas: one that says how large a batch is, and one that does not."""
 
-    def __init__(self, size):
+    def __init__(self):
         super().__init__()
-        self.size = size
-        self.dense.kernel_regularizer = keras.regularizers.L2(0.1)
+        self.other = keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.1))
+        for layer in (self.dense, self.other):
+            layer.build((None, 4))
 
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
-            errors = tf.square(self(x) - y)[:, 0]
-            loss = tf.nn.compute_average_loss(errors, global_batch_size=self.size)
-            loss += tf.nn.scale_regularization_loss(tf.add_n(self.losses))
+            errors = [tf.square(layer(x) - y)[:, 0] for layer in (self.dense, self.other)]
+            logs = {
+                "said": tf.nn.compute_average_loss(errors[0], global_batch_size=50),
+                "not said": tf.nn.compute_average_loss(errors[1]),
+                "weights": tf.nn.scale_regularization_loss(tf.add_n(self.losses)),
+            }
+            loss = tf.add_n([*logs.values()])
         self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        return {"own": loss}
+        return logs
 
 
 @case
 def losses_that_tensorflow_scales(scope):
-    results = {"weights": []}
-    for size in (None, 50):
-        with scope():
-            model = Scaled(size)
-            model.compile(keras.optimizers.SGD(0.02))
-        results[f"{size}"] = model.fit(X, Y, batch_size=50, epochs=2, verbose=0, shuffle=False).history["own"]
-        results["weights"] += weights_of(model)
-    return {**results, "numbers": [float(model.optimizer.learning_rate), int(model.optimizer.iterations)]}
+    with scope():
+        model = Scaled()
+        model.compile(keras.optimizers.SGD(0.02))
+    record = model.fit(X, Y, batch_size=25, epochs=2, verbose=0, shuffle=False).history
+    numbers = [float(model.optimizer.learning_rate), int(model.optimizer.iterations)]
+    return {**record, "values": weights_of(model), "numbers": numbers}
 
 
 class Entropy(keras.losses.Loss):
@@ -130,15 +134,16 @@ class Halved(keras.losses.MeanSquaredError):
         return scale * super().__call__(y_true, y_pred, sample_weight)
 
 
+OVERRIDING = {
+    "a_loss_that_overrides_call_and_compares_examples": Part(Entropy, dense(3, kernel_initializer="glorot_uniform")),
+    "a_loss_that_overrides_call_and_leaves_the_reduction_to_keras": Part(Halved),
+}
+PARTS |= OVERRIDING
+
+
 @case
 def losses_that_override_call(scope):
-    with scope():
-        inputs = keras.Input((4,))
-        outputs = [keras.layers.Dense(3, name="clusters")(inputs), keras.layers.Dense(1, name="value")(inputs)]
-        model = keras.Model(inputs, outputs)
-        model.compile(keras.optimizers.SGD(0.05), [Entropy(), Halved()])
-    record = model.fit(X, [np.repeat(Y, 3, axis=1), Y], batch_size=50, epochs=2, verbose=0, shuffle=False).history
-    return {**record, "weights": weights_of(model)}
+    return trained_together(scope, OVERRIDING)
 
 
 class OfPairs(keras.Model):
@@ -168,6 +173,6 @@ def metrics_of_an_own_train_step_whose_batches_are_pairs(scope):
     with scope():
         model = OfPairs()
         model.compile(keras.optimizers.SGD(0.02), metrics=["accuracy"])
-    batches = tf.data.Dataset.from_tensor_slices((X, (Y[:, 0] > 0).astype("int64"))).batch(50)
+    batches = tf.data.Dataset.from_tensor_slices((X, (Y[:, 0] > 0).astype("int64"))).batch(25)
     record = model.fit(tf.data.Dataset.zip((batches, batches)), epochs=2, verbose=0).history
     return {"accuracy": record["accuracy"], "error": record["error"], "weights": weights_of(model)}

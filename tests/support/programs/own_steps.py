@@ -6,7 +6,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-X = np.random.default_rng(2).normal(size=(251, 4)).astype("float32")
+X = (
+    np.random.default_rng(2).normal(size=(250, 4)).astype("float32")
+)  # In batches of 25, which two replicas cannot share evenly.
 Y = X.sum(axis=1, keepdims=True)
 CASES = []
 
@@ -118,10 +120,10 @@ def an_own_train_step_whose_batches_the_model_does_not_take(scope):
             each.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse" if each in models else None)
     with warnings.catch_warnings(record=True) as caught:
         for model, pairs in zip(models, ({"one": X, "other": X[::-1]}, (X, X[::-1])), strict=True):
-            model.fit(pairs, batch_size=50, epochs=2, verbose=0, shuffle=False)
-            model.train_on_batch(pairs)
+            model.fit(pairs, batch_size=25, verbose=0, shuffle=False)
+        model.train_on_batch(pairs)
     for other in others:
-        other.fit(X, batch_size=50, verbose=0, shuffle=False)
+        other.fit(X, batch_size=25, verbose=0, shuffle=False)
     mismatches = ["structure of `inputs`" in str(warning.message) for warning in caught]
     return {"weights": weights_of(*models, *others), "mismatches": sum(mismatches)}
 
@@ -169,7 +171,7 @@ def an_own_train_step_with_two_optimizers_in_compiled_functions(scope):
     with scope():
         model = Adversaries()
         model.compile()
-    record = model.fit(X, X[::-1], batch_size=50, epochs=2, verbose=0, shuffle=False).history
+    record = model.fit(X, X[::-1], batch_size=25, epochs=2, verbose=0, shuffle=False).history
     return {**record, "weights": weights_of(model.generator, model.discriminator)}
 
 
@@ -204,7 +206,7 @@ def an_own_train_step_with_optimizers_in_a_dict(scope):
         with scope():
             model = SeveralOptimizers()
             model.compile(**arguments)
-        record = model.fit(X, Y, batch_size=100, epochs=2, verbose=0, shuffle=False).history
+        record = model.fit(X, Y, batch_size=75, epochs=2, verbose=0, shuffle=False).history
         results[name] = {**record, "weights": weights_of(*model.models)}
     return results
 
@@ -251,7 +253,7 @@ def an_own_train_step_with_optimizers_in_layers(scope):
     with scope():
         model = ForwardForward()
         model.compile()
-    record = model.fit(X, Y, batch_size=50, epochs=2, verbose=0, shuffle=False).history
+    record = model.fit(X, Y, batch_size=25, epochs=2, verbose=0, shuffle=False).history
     return {**record, "weights": weights_of(model)}
 
 
@@ -303,7 +305,7 @@ def an_own_train_step_that_assigns_a_trainable_weight(scope):
         with scope():
             model = Codebook(trains_all)
             model.compile(keras.optimizers.SGD(0.02))
-        record = model.fit(X, Y, batch_size=50, epochs=2, verbose=0, shuffle=False).history
+        record = model.fit(X, Y, batch_size=25, epochs=2, verbose=0, shuffle=False).history
         local = [v.numpy() for v in getattr(model.codes.value, "values", [model.codes.value])]
         differences = max(float(abs(v - local[0]).max()) for v in local)
         results[str(trains_all)] = {**record, "weights": weights_of(model), "differences": differences}

@@ -1,11 +1,14 @@
 """Trains models whose steps replicas compute differently from one process, and models whose steps they do not.
 
-`shared_batches.py CASE ...` writes what tfdist logs of each model to warnings.json, as {case: [message, ...]}.
+`shared_batches.py CASE ...` writes what tfdist logs of each model to warnings.json, as {case: [message, ...]}. Of a case
+`NAME:trial` a data-parallel strategy tries the first step out, and then the training ends, because a step takes seconds to trace.
 """
 
+import contextlib
 import json
 import logging
 import sys
+from unittest import mock
 
 import keras
 import numpy as np
@@ -16,6 +19,7 @@ from keras import layers, ops
 from shared_models import CASES, X, Y, case, changed_by, cross_entropies, own, similarities, small
 
 import tfdist
+from tfdist.strategies.data_parallel.training_loop import TrainingLoop
 
 # Steps that replicas compute differently.
 
@@ -327,7 +331,11 @@ def synchronized_normalization():
     return model
 
 
-def main(names):
+class TriedOutError(Exception):
+    """Ends a training where its first step would begin."""
+
+
+def main(arguments):
     strategy = tfdist.strategy()
     found = {}
 
@@ -336,7 +344,8 @@ def main(names):
             found[name].append(record.getMessage())
 
     logging.getLogger("tfdist").addHandler(Collect())
-    for name in names or CASES:
+    for argument in arguments or CASES:
+        name, _, until = argument.partition(":")
         found[name] = []
         keras.utils.set_random_seed(1)
         with strategy.scope():
@@ -345,10 +354,15 @@ def main(names):
         weights = {"sample_weight": X[:, 0] ** 2} if "weights" in name else {}
         few = name == "an_average_that_the_step_uses"  # Fewer than two examples for one of the replicas.
         x = np.full(X.shape, 2) if name == "a_mean_over_what_is_no_padding" else X
-        if name.startswith("evaluate"):
-            model.evaluate(x, y, batch_size=12, verbose=0)
-        else:
-            model.fit(x, y, batch_size=3 if few else 12, epochs=1, verbose=0, **weights)
+        with contextlib.ExitStack() as stack:
+            if until == "trial":
+                stack.enter_context(contextlib.suppress(TriedOutError))
+                stack.enter_context(mock.patch.object(TrainingLoop, "_call", side_effect=TriedOutError))
+            if name.startswith("evaluate"):
+                model.evaluate(x, y, batch_size=12, verbose=0)
+            else:
+                model.fit(x, y, batch_size=3 if few else 12, epochs=1, verbose=0, **weights)
+            assert until != "trial"
     if tfdist.is_chief():
         with open("warnings.json", "w") as file:
             json.dump(found, file)

@@ -4,12 +4,12 @@ import contextlib
 import json
 import sys
 
-import drawn_states  # noqa: F401  Its cases are added to CASES.
 import keras
 import numpy as np
 import tensorflow as tf
+from drawn_states import CountsInBranch, KeepsIntegers
 from keras import ops
-from state_cases import CASES, N, X, Y, case, results_of, trained
+from state_cases import BATCH, CASES, LARGE, NAMES, N, X, Y, case, cases, of_first_and_last, results_of, side_by_side, trained
 
 import tfdist
 from tfdist.cluster import Cluster, Task
@@ -32,11 +32,6 @@ class Centers(keras.layers.Layer):
         return centered
 
 
-@case
-def averages_that_the_next_step_of_an_execution_reads(scope):
-    return trained(scope, lambda: [Centers(trainable=False)], steps_per_execution=4)
-
-
 class StartsByTheBatch(keras.layers.Layer):
     """Shifts by a trained weight that begins with the mean of the first batch, as ActNorm, and is clipped."""
 
@@ -53,14 +48,76 @@ class StartsByTheBatch(keras.layers.Layer):
         return shifted
 
 
-@case
-def a_trained_weight_that_starts_by_the_first_batch(scope):
-    return trained(scope, lambda: [StartsByTheBatch()])
+class Passes(keras.layers.Layer):
+    """Code of the program's own, for which steps are tried out."""
+
+    def call(self, x):
+        return x * 1.0
+
+
+class AddsUp(keras.layers.Layer):
+    """Adds up its inputs and counts them, in variables of which TensorFlow takes the sum over the replicas."""
+
+    def build(self, shape):
+        sums = {"initializer": "zeros", "trainable": False, "aggregation": "sum"}
+        self.total = self.add_weight(shape=(shape[-1],), name="total", **sums)
+        self.examples = self.add_weight(shape=(), dtype="int32", name="examples", **sums)
+
+    def call(self, x, training=False):
+        if training:
+            self.total.assign_add(ops.sum(x, axis=0))
+            self.examples.assign_sub(-ops.cast(ops.shape(x)[0], "int32"))
+        return x
+
+
+@cases(
+    "a_trained_weight_that_starts_by_the_first_batch",
+    "an_average_with_the_aggregation_mean",
+    "a_frozen_weight_of_a_normalization",
+    "sums_over_the_replicas",
+    "integers_that_depend_on_the_batch",
+    "integers_that_are_counted_in_a_branch_by_the_batch",
+)
+def kept_by_a_step(scope):
+    def layers():
+        normalization = keras.layers.BatchNormalization(synchronized=True)
+        normalization.build((None, 4))
+        normalization.gamma.trainable = False
+        return {
+            "a_trained_weight_that_starts_by_the_first_batch": [StartsByTheBatch()],
+            "an_average_with_the_aggregation_mean": [Centers(trainable=False, aggregation="mean")],
+            "a_frozen_weight_of_a_normalization": [Passes(), normalization],
+            "sums_over_the_replicas": [AddsUp()],
+            "integers_that_depend_on_the_batch": [KeepsIntegers()],
+            "integers_that_are_counted_in_a_branch_by_the_batch": [CountsInBranch()],
+        }
+
+    found = side_by_side(scope, layers, BATCH)
+    of_integers = [name for name in found if name.startswith("integers")]
+    results = {name: results_of(*found[name]) for name in found if name not in of_integers}
+    return results | {name: of_first_and_last(found[name][0].layers[0]) for name in of_integers}
+
+
+@cases(
+    "averages_that_the_next_step_of_an_execution_reads",
+    "a_trained_weight_that_starts_by_the_first_step_of_an_execution",
+    "sums_over_the_replicas_in_several_steps_of_an_execution",
+)
+def kept_by_several_steps(scope):
+    def layers():
+        return {
+            "averages_that_the_next_step_of_an_execution_reads": [Centers(trainable=False)],
+            "a_trained_weight_that_starts_by_the_first_step_of_an_execution": [StartsByTheBatch()],
+            "sums_over_the_replicas_in_several_steps_of_an_execution": [AddsUp()],
+        }
+
+    found = side_by_side(scope, layers, 7, steps_per_execution=4)
+    return {name: results_of(*results) for name, results in found.items()}
 
 
 @case
-def the_same_with_several_steps_in_an_execution(scope):
-    return trained(scope, lambda: [StartsByTheBatch()], steps_per_execution=4)
+def sums_over_the_replicas_in_a_step_that_runs_eagerly(scope):
+    return trained(scope, lambda: [AddsUp()], LARGE, run_eagerly=True)
 
 
 class MovesACode(keras.Model):
@@ -95,13 +152,8 @@ def trained_weights_that_a_step_moves_after_the_update(scope):
             keras.utils.set_random_seed(1)
             model = MovesACode(outside.assign)
             model.compile(keras.optimizers.SGD(0.02), "mse", **arguments)
-        results[name] = results_of(model, model.fit(X, Y, batch_size=7, shuffle=False, verbose=0).history["loss"])
+        results[name] = results_of(model, model.fit(X, Y, batch_size=LARGE, shuffle=False, verbose=0).history["loss"])
     return results
-
-
-@case
-def an_average_with_the_aggregation_mean(scope):
-    return trained(scope, lambda: [Centers(trainable=False, aggregation="mean")])
 
 
 class Logarithms(keras.layers.Layer):
@@ -119,24 +171,6 @@ def a_replica_without_examples_and_logarithms(scope):
     if scope is not contextlib.nullcontext:
         data = model.distribute_strategy.experimental_distribute_dataset(data)
     return results_of(model, model.fit(data, verbose=0).history["loss"])
-
-
-class Passes(keras.layers.Layer):
-    """Code of the program's own, for which steps are tried out."""
-
-    def call(self, x):
-        return x * 1.0
-
-
-@case
-def a_frozen_weight_of_a_normalization(scope):
-    def layers():
-        normalization = keras.layers.BatchNormalization(synchronized=True)
-        normalization.build((None, 4))
-        normalization.gamma.trainable = False
-        return [Passes(), normalization]
-
-    return trained(scope, layers)
 
 
 class AddsForEachExample(keras.layers.Layer):
@@ -178,30 +212,9 @@ def functions_that_run_eagerly(scope):
             model = keras.Sequential(layers)
             model.compile(keras.optimizers.SGD(0.02), "mse", steps_per_execution=3)
         ids = np.arange(2 * N).reshape(N, 2) % 10
-        return results_of(model, model.fit(ids, Y, batch_size=7, shuffle=False, verbose=0).history["loss"])
+        return results_of(model, model.fit(ids, Y, batch_size=BATCH, shuffle=False, verbose=0).history["loss"])
     finally:
         tf.config.run_functions_eagerly(False)
-
-
-class AddsUp(keras.layers.Layer):
-    """Adds up its inputs and counts them, in variables of which TensorFlow takes the sum over the replicas."""
-
-    def build(self, shape):
-        sums = {"initializer": "zeros", "trainable": False, "aggregation": "sum"}
-        self.total = self.add_weight(shape=(shape[-1],), name="total", **sums)
-        self.examples = self.add_weight(shape=(), dtype="int32", name="examples", **sums)
-
-    def call(self, x, training=False):
-        if training:
-            self.total.assign_add(ops.sum(x, axis=0))
-            self.examples.assign_sub(-ops.cast(ops.shape(x)[0], "int32"))
-        return x
-
-
-@case
-def sums_over_the_replicas(scope):
-    ways = {"compiled": {}, "eager": {"run_eagerly": True}, "in a loop": {"steps_per_execution": 3}}
-    return {name: trained(scope, lambda: [AddsUp()], **arguments) for name, arguments in ways.items()}
 
 
 class AddsSumOrMean(keras.layers.Layer):
@@ -241,20 +254,6 @@ def a_number_of_examples_that_the_step_knows(scope):
             model.compile("sgd", "mse", **arguments)
         results[name] = [float(model.train_on_batch(X[:8], Y[:8], return_dict=True)["examples"]) for _ in range(2)]
     return results
-
-
-class LogsNone(keras.Sequential):
-    def train_step(self, data):
-        return {**super().train_step(data), "absent": None}
-
-
-@case
-def a_log_that_is_none(scope):
-    with scope():
-        keras.utils.set_random_seed(1)
-        model = LogsNone([keras.Input((4,)), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.02), "mse")
-    return results_of(model, model.fit(X, Y, batch_size=7, shuffle=False, verbose=0).history["loss"])
 
 
 class Misses(keras.layers.Layer):
@@ -298,13 +297,18 @@ def logs_of_a_metric_that_the_model_does_not_list(scope):
         model = ListsNoMetric([keras.Input((4,)), keras.layers.Dense(1)])
         model.tracker = keras.metrics.Mean()
         model.compile(keras.optimizers.SGD(0.02))
-    return model.fit(X, Y, batch_size=7, epochs=2, shuffle=False, verbose=0).history
+    return model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
 
 
 def main():
     scope = tfdist.strategy(Cluster((Task("chief", 0, slots=2),))).scope
-    names = sys.argv[1:] or CASES
-    results = {name: {"one": CASES[name](contextlib.nullcontext), "ours": CASES[name](scope)} for name in names}
+    results = {}
+    for name in sys.argv[1:] or CASES:
+        both = {"one": CASES[name](contextlib.nullcontext), "ours": CASES[name](scope)}
+        for each in NAMES.get(name, ()):
+            results[each] = {side: found[each] for side, found in both.items()}
+        if name not in NAMES:
+            results[name] = both
     with open("states.json", "w") as file:
         json.dump(results, file)
 

@@ -1,13 +1,13 @@
-"""Added losses that are sums, losses and metrics by class, losses that keep something, maxima, logs: cases as in losses.py."""
+"""Layers that add losses, normalize or keep something, losses and metrics by class, logs: cases as in losses.py."""
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import ops
-from losses import ALL, N, X, Y, trained
+from losses import BATCH, PARTS, SHORT, Part, X, Y, alone, dense, mean_of_the_batch, trained, trained_together
 
-CLASSES = 5  # As many as each of three replicas has rows of 15, and not as two have of 16.
-LABELS = np.eye(CLASSES, dtype="float32")[np.arange(N) ** 2 % CLASSES]
+CLASSES = 5  # As many as each of two replicas has rows of 10.
+LABELS = np.eye(CLASSES, dtype="float32")[np.arange(len(X)) ** 2 % CLASSES]
 CASES = []
 
 
@@ -30,32 +30,86 @@ class Adds(keras.layers.Layer):
         return outputs
 
 
+class Squares(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(0.1 * ops.mean(ops.square(x)))
+        return x
+
+
+class Endpoint(keras.layers.Layer):
+    """Keras' endpoint layer: takes the targets as an input and adds the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.loss_fn = keras.losses.MeanSquaredError()
+
+    def call(self, inputs):
+        y_pred, y_true = inputs
+        self.add_loss(self.loss_fn(y_true, y_pred))
+        return y_pred
+
+
+class Maxima(keras.layers.Layer):
+    """Notes the largest input of each step in variables that their gradients overwrite, as float8 training does."""
+
+    def build(self, shape):
+        kind = {"initializer": "zeros", "overwrite_with_gradient": True}
+        self.largest = self.add_weight(name="largest", shape=(4,), **kind)
+        self.history = self.add_weight(name="inputs_amax_history", shape=(3,), **kind)
+
+    def call(self, x):
+        @tf.custom_gradient
+        def noted(x, largest, history):
+            news = tf.reduce_max(tf.abs(x), axis=0), tf.concat([tf.reduce_max(tf.abs(x))[None], history[:2]], axis=0)
+            return tf.identity(x), lambda upstream: (upstream, *news)
+
+        return noted(x, tf.convert_to_tensor(self.largest), tf.convert_to_tensor(self.history))
+
+
+def normalized(has_mask):
+    """Returns a function of an input: a normalization of the whole batch, or of what a mask leaves of it."""
+
+    def outputs(x):
+        hidden = keras.layers.Dense(3, kernel_initializer=keras.initializers.GlorotUniform(seed=1))(x)
+        mask = {"mask": x[:, 1] > 0} if has_mask else {}
+        hidden = ops.tanh(keras.layers.BatchNormalization(synchronized=True)(hidden, **mask))
+        return keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=2))(hidden)
+
+    return outputs
+
+
+def adding(loss):
+    return Part(lambda: "mse", lambda x: dense()(Adds(loss)(x)), rate=0.01)
+
+
+ADDED = {
+    "added_losses_for_each_example": adding(lambda z: 0.1 * ops.sum(ops.square(z), axis=1)),
+    "an_added_loss_that_is_a_sum": adding(lambda z: 0.1 * ops.sum(ops.square(z))),
+    "an_added_loss_that_is_a_sum_divided_by_a_constant": adding(lambda z: ops.sum(ops.square(z)) / 16),
+    "an_added_loss_that_is_a_mean": adding(lambda z: ops.mean(ops.square(z))),
+}
+OTHERS = {
+    # Replicas of a group take turns between the two.
+    "an_added_loss_beside_one_number_for_a_batch": Part(
+        lambda: mean_of_the_batch, lambda x: dense()(Squares()(keras.layers.Dense(3)(x)))
+    ),
+    "a_keras_loss_in_add_loss": Part(lambda: None, lambda x, y: Endpoint()([dense()(x), y]), (X, Y)),
+    "variables_that_gradients_overwrite": Part(lambda: "mse", lambda x: dense()(Maxima()(keras.layers.Rescaling(2.0)(x)))),
+    "normalization_of_the_whole_batch": Part(lambda: "mse", normalized(False)),
+    "normalization_of_the_whole_batch_with_a_mask": Part(lambda: "mse", normalized(True)),
+}
+LAYERS = (*ADDED, *OTHERS)
+PARTS |= ADDED | OTHERS
+CASES += map(alone, OTHERS)
+
+
 @case
 def added_losses_that_are_sums(scope):
-    def build(loss):
-        inputs = keras.Input((4,))
-        outputs = keras.layers.Dense(1, kernel_initializer="zeros")(Adds(loss)(inputs))
-        return keras.Model(inputs, outputs)
-
-    kinds = {
-        "a number for each example": lambda z: 0.1 * ops.sum(ops.square(z), axis=1),
-        "a sum": lambda z: 0.1 * ops.sum(ops.square(z)),
-        "divided by a constant": lambda z: ops.sum(ops.square(z)) / 16,
-        "a mean": lambda z: ops.mean(ops.square(z)),
-    }
-    return {name: trained(scope, lambda loss=loss: build(loss), loss="mse", rate=0.01) for name, loss in kinds.items()}
+    return trained_together(scope, ADDED, rate=0.01)
 
 
-@case
-def normalization_of_the_whole_batch(scope):
-    def build(has_mask):
-        inputs = keras.Input((4,))
-        hidden = keras.layers.Dense(3, kernel_initializer=keras.initializers.GlorotUniform(seed=1))(inputs)
-        mask = {"mask": inputs[:, 1] > 0} if has_mask else {}
-        hidden = ops.tanh(keras.layers.BatchNormalization(synchronized=True)(hidden, **mask))
-        return keras.Model(inputs, keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=2))(hidden))
-
-    return {str(has_mask): trained(scope, lambda has_mask=has_mask: build(has_mask), loss="mse") for has_mask in (False, True)}
+def layers(scope):
+    return trained_together(scope, LAYERS, rate=0.01)
 
 
 class MakesVariablesOfValues(keras.Model):
@@ -100,26 +154,29 @@ class Positions(keras.layers.Layer):
 
 @case
 def positions_in_a_sequence(scope):
-    def build(has_one_table, length=4):
-        inputs = keras.Input((length,))
+    """Of a known length, of one table or two, and of another length in each batch."""
+
+    def head(name, has_one_table, inputs):
         hidden = ops.tanh(Positions(has_one_table)(ops.cast(ops.clip(inputs + 2, 0, 4), "int32")))
-        dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=2))
-        return keras.Model(inputs, dense(keras.layers.GlobalAveragePooling1D()(hidden)))
+        last = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=2), name=name)
+        return last(keras.layers.GlobalAveragePooling1D()(hidden))
 
     def batches():
         for first, length in ((0, 4), (13, 3), (26, 2)):
-            yield X[first : first + 13, :length], Y[first : first + 13]
+            rows = slice(first, first + 13)
+            yield (X[rows], X[rows, :length]), (Y[rows],) * 3
 
-    signature = (tf.TensorSpec([None, None]), tf.TensorSpec([None, *Y.shape[1:]]))
+    signature = ((tf.TensorSpec([None, 4]), tf.TensorSpec([None, None])), (tf.TensorSpec([None, 1]),) * 3)
+    with scope():
+        known, other = keras.Input((4,)), keras.Input((None,))
+        heads = [head("two_tables", False, known), head("one_table", True, known), head("lengths", True, other)]
+        model = keras.Model([known, other], heads)
+        model.compile(keras.optimizers.Adam(0.05), "mse")
     lengths = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    known = tf.data.Dataset.from_tensor_slices((X, Y)).batch(13)
-    results = []
-    for has_one_table, length, data in ((False, 4, known), (True, 4, known), (True, None, lengths)):
-        with scope():
-            model = build(has_one_table, length)
-            model.compile(keras.optimizers.Adam(0.05), "mse")
-        results += [model.fit(data, verbose=0).history, *(weights.ravel().tolist() for weights in model.get_weights())]
-    return results
+    # In one process Keras would call its step once too often, which counts steps, if it did not know their number.
+    lengths = lengths.apply(tf.data.experimental.assert_cardinality(3))
+    history = model.fit(lengths, epochs=2, verbose=0).history
+    return [history, *(weights.ravel().tolist() for weights in model.get_weights())]
 
 
 def dice_by_class(y_true, y_pred):
@@ -131,33 +188,32 @@ def dice_loss_by_class(y_true, y_pred):
     return 1 - dice_by_class(y_true, y_pred)
 
 
-@case
-def losses_and_metrics_with_a_number_for_each_class(scope):
-    def build():
-        kernel = keras.initializers.GlorotUniform(seed=1)
-        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(CLASSES, "sigmoid", kernel_initializer=kernel)])
-
-    batches = tf.data.Dataset.from_tensor_slices((X, LABELS)).batch(15, drop_remainder=True)
-    of_keras = keras.losses.CosineSimilarity(axis=0)
-    results = {
-        "rows not known": trained(scope, build, y=LABELS, loss=dice_loss_by_class, metrics=metrics()),
-        "rows known": trained_on(batches, scope, build, loss=of_keras, metrics=metrics()),
-    }
-    if ALL:
-        results["rows not known, of Keras"] = trained(scope, build, y=LABELS, loss=of_keras, metrics=metrics())
-        results["rows known, a function"] = trained_on(batches, scope, build, loss=dice_loss_by_class, metrics=metrics())
-    return results
-
-
 def metrics():
     return [dice_by_class, keras.metrics.CosineSimilarity(axis=0), keras.metrics.CosineSimilarity(name="of_each")]
 
 
-def trained_on(batches, scope, build, **compiled):
-    with scope():
-        model = build()
-        model.compile("sgd", **compiled)
-    return model.fit(batches, epochs=2, verbose=0).history
+def of_classes(x):
+    return keras.layers.Dense(CLASSES, "sigmoid", kernel_initializer=keras.initializers.GlorotUniform(seed=1))(x)
+
+
+BY_CLASS = {
+    "losses_and_metrics_with_a_number_for_each_class": Part(
+        lambda: dice_loss_by_class, of_classes, y=LABELS, rate=0.01, metrics=metrics
+    ),
+    "a_loss_of_keras_with_a_number_for_each_class": Part(
+        lambda: keras.losses.CosineSimilarity(axis=0), of_classes, y=LABELS, rate=0.01
+    ),
+}
+PARTS |= BY_CLASS
+CASES += map(alone, BY_CLASS)
+
+
+@case
+def losses_and_metrics_with_a_number_for_each_class_of_known_rows(scope):
+    def batches(arrays):
+        return tf.data.Dataset.from_tensor_slices(arrays).batch(2 * CLASSES, drop_remainder=True)
+
+    return trained_together(scope, BY_CLASS, batches)
 
 
 class Adaptive(keras.losses.Loss):
@@ -172,26 +228,22 @@ class Adaptive(keras.losses.Loss):
         if self.is_one_number:
             self.steps.assign_add(1.0)
         else:
-            ops.cond(ops.shape(y_true)[0] > 0, lambda: self.steps.assign(self.steps + 1.0), lambda: None)
+            ops.cond(ops.shape(y_true)[0] > 0, lambda: (self.steps.assign(self.steps + 1.0), 0)[1], lambda: 0)
         squares, before = ops.square(y_true - y_pred), 1.0 * self.average
         self.average.assign(0.9 * before + 0.1 * ops.mean(squares))
         return ops.mean(squares) * before if self.is_one_number else ops.mean(squares, axis=-1) * before
 
 
+KEEPING = {
+    "a_loss_for_each_example_that_keeps_a_variable": Part(lambda: Adaptive(False)),
+    "a_loss_of_one_number_that_keeps_a_variable": Part(lambda: Adaptive(True)),
+}
+PARTS |= KEEPING
+
+
 @case
 def a_loss_that_keeps_a_variable(scope):
-    return [trained_with(scope, Adaptive(is_one_number)) for is_one_number in (False, True)]
-
-
-def trained_with(scope, loss):
-    with scope():
-        inputs = keras.Input((4,))
-        model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="zeros")(inputs))
-        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss)
-    # Batches that replicas cannot share evenly, with shares whose roundings do not add up to 1.
-    history = model.fit(X, Y, batch_size=13, epochs=2, shuffle=False, verbose=0).history
-    assert float(model.loss.steps) == 10.0, model.loss.steps
-    return [history, float(model.loss.average), *(w.ravel().tolist() for w in model.get_weights())]
+    return trained_together(scope, KEEPING)
 
 
 class Average(keras.layers.Layer):
@@ -211,32 +263,6 @@ def an_average_that_a_layer_keeps_in_predict(scope):
     between = float(model.layers[0].average.numpy())
     model.predict_on_batch(X[:7])
     return [between, float(model.layers[0].average.numpy())]
-
-
-class Maxima(keras.layers.Layer):
-    """Notes the largest input of each step in variables that their gradients overwrite, as float8 training does."""
-
-    def build(self, shape):
-        kind = {"initializer": "zeros", "overwrite_with_gradient": True}
-        self.largest = self.add_weight(name="largest", shape=(4,), **kind)
-        self.history = self.add_weight(name="inputs_amax_history", shape=(3,), **kind)
-
-    def call(self, x):
-        @tf.custom_gradient
-        def noted(x, largest, history):
-            news = tf.reduce_max(tf.abs(x), axis=0), tf.concat([tf.reduce_max(tf.abs(x))[None], history[:2]], axis=0)
-            return tf.identity(x), lambda upstream: (upstream, *news)
-
-        return noted(x, tf.convert_to_tensor(self.largest), tf.convert_to_tensor(self.history))
-
-
-@case
-def variables_that_gradients_overwrite(scope):
-    def build():
-        dense = keras.layers.Dense(1, kernel_initializer="zeros")
-        return keras.Sequential([keras.Input((4,)), keras.layers.Rescaling(2.0), Maxima(), dense])
-
-    return trained(scope, build, loss="mse")
 
 
 class Tracked(keras.Model):
@@ -278,8 +304,8 @@ def logs_that_a_step_computes_from_metrics(scope):
         inputs = keras.Input((4,))
         model = Tracked(inputs, keras.layers.Dense(1, kernel_initializer="zeros")(inputs))
         model.compile(keras.optimizers.SGD(0.05))
-    flat = {"batch_size": 16, "verbose": 0}
-    history = model.fit(X, Y, epochs=2, shuffle=False, validation_data=(X[:20], Y[:20]), **flat).history
+    flat = {"batch_size": BATCH, "verbose": 0}
+    history = model.fit(X[:SHORT], Y[:SHORT], epochs=2, shuffle=False, validation_data=(X[:20], Y[:20]), **flat).history
     assert np.allclose(np.square(history["val_rmse"]), history["val_loss"]), history
     return history
 
@@ -318,7 +344,7 @@ def two_updates_of_a_loss_of_sequences_in_a_step(scope):
     with scope():
         model = TwoUpdates()
         model.compile(keras.optimizers.SGD(0.5))
-    words = np.arange(4 * N).reshape(N, 4) ** 2 % 3
-    history = model.fit(X, words, batch_size=16, epochs=2, shuffle=False, verbose=0).history
+    words = np.arange(4 * SHORT).reshape(SHORT, 4) ** 2 % 3
+    history = model.fit(X[:SHORT], words, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
     weights = [value.ravel().tolist() for value in model.get_weights()]
     return {"loss of the last batch": float(np.mean(history["each"][-1])), "words": history["words"], "weights": weights}
