@@ -1,4 +1,4 @@
-"""Trains models whose gradient is 1 for each weight, or that assign. What asynchronous worker groups made of it is in results.json."""
+"""Trains models whose gradient is 1 for each weight, or that assign: results.json has what asynchronous groups made of it."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`nested_calls.py STRATEGY`: slow callbacks, and calls of methods of the model inside `fit`. What they saw is in results.json."""
+"""`nested_calls.py STRATEGY`: slow callbacks, and calls inside `fit`; results.json has what they saw."""
 
 import dataclasses
 import json
