@@ -21,8 +21,8 @@ TESTS = (
     "tests/matrix/every_strategy.py",
     "tests/strategies/private_api",
 )
-"""The tests that run with every combination: languages that use PyYAML and protobuf, private names, and launched trainings under
-every strategy, which save and load. In tests/strategies/test_versions.py the versions are pretended ones."""
+"""The tests that run with every combination: languages that use PyYAML and protobuf, private names, and launched trainings
+under every strategy, which save and load. In tests/strategies/test_versions.py the versions are pretended ones."""
 
 
 @dataclass(frozen=True)

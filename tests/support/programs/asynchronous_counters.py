@@ -94,7 +94,7 @@ def constrained(steps):
 
 
 def decayed(steps):
-    """Returns the smallest and the largest weight after Adam's updates by Muon, of 0.001 each, which decays weights a little."""
+    """Returns the smallest and the largest weight after Adam's updates by Muon, of 0.001 each, which decays weights."""
     layer = dense(use_bias=False)
     trained(lambda: keras.optimizers.Muon(1e-3, exclude_layers=["."], adam_lr_ratio=1), steps, [(FEW, [layer])])
     return [float(layer.kernel.numpy().min()), float(layer.kernel.numpy().max())]

@@ -1,7 +1,7 @@
 """Passes kinds of data to Keras that iterate in their own way.
 
-kinds_of_data.py DESCRIPTION [not:CASE ...]: writes the results to kinds_of_data.json. DESCRIPTION is a number of local replicas,
-or that of a cluster, as JSON.
+kinds_of_data.py DESCRIPTION [not:CASE ...]: writes the results to kinds_of_data.json. DESCRIPTION is a number of local
+replicas, or that of a cluster, as JSON.
 """
 
 import functools

@@ -107,7 +107,7 @@ def kind_of(weight):
 
 
 def watched(strategy):
-    """Returns what callbacks see while steps are in flight, and what of a learning rate that they change, and of early stopping.
+    """Returns what callbacks see while steps are in flight, and what follows from a learning rate, and early stopping.
 
     The weights stay in the third epoch, and are too large after the fourth one.
     """
