@@ -1,8 +1,8 @@
 """Runs TensorFlow's tests of faults under ParameterServerStrategy (fault_tolerance_test_base.py) on tfdist's parameter_server.
 
-    python fault_tolerance.py testTwoWorkersPreempted ...
+    python fault_tolerance.py TestFaults.testTwoWorkersPreempted
 
-A program has one strategy, and so the tests share its cluster. Its servers are processes of tfdist, started with TF_CONFIG.
+One test per process: a program has one strategy. Its servers are processes of tfdist, started with TF_CONFIG.
 """
 
 import json
@@ -77,24 +77,17 @@ class Servers:
 
 
 class TestFaults(fault_tolerance_test_base.BaseFaultToleranceTest, unittest.TestCase):
-    num_workers, num_ps = 2, 2
-
-    @classmethod
-    def setUpClass(cls):
-        cls._cluster = Servers(cls.num_workers, cls.num_ps)
-        os.environ["TF_CONFIG"] = cls._cluster.config("chief", 0)
-        cls.strategy = tfdist.strategy()
-        cls.cluster_coord = cluster_coordinator.ClusterCoordinator(cls.strategy)
-
-    @classmethod
-    def tearDownClass(cls):
-        cls._cluster.stop()
-
     def setUp(self):
+        self.num_workers, self.num_ps = 2, 2
+        self._cluster = Servers(self.num_workers, self.num_ps)
+        self.addCleanup(self._cluster.stop)
+        os.environ["TF_CONFIG"] = self._cluster.config("chief", 0)
+        self.strategy = tfdist.strategy()
+        self.cluster_coord = cluster_coordinator.ClusterCoordinator(self.strategy)
         self.thread_coord = thread_coordinator.Coordinator(clean_stop_exception_types=[])
 
     def tearDown(self):
-        pass  # The cluster is for all.
+        pass  # `stop` is a cleanup.
 
     def testClusterCoordinatorDestroyed(self):
         self.skipTest("tfdist.strategy() returns the same strategy, with its threads, as long as the program runs")
@@ -103,15 +96,8 @@ class TestFaults(fault_tolerance_test_base.BaseFaultToleranceTest, unittest.Test
         pass  # As above.
 
 
-class Result(unittest.TextTestResult):
-    def addSuccess(self, test):
-        super().addSuccess(test)
-        print(f"{test._testMethodName} has passed", flush=True)
-
-
 if __name__ == "__main__":
-    suite = unittest.TestSuite(map(TestFaults, sys.argv[1:]))
-    result = unittest.TextTestRunner(resultclass=Result).run(suite)
+    result = unittest.main(exit=False).result
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(not result.wasSuccessful())  # TensorFlow would wait for the servers, which are gone.
