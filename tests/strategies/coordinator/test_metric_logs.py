@@ -1,7 +1,9 @@
 """The sums over worker groups: each step counts once, whatever becomes of the worker that has made it."""
 
+import contextlib
 from types import SimpleNamespace
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,6 +12,9 @@ from tfdist.strategies.coordinator import metric_logs, sync_on_read_variable
 from tfdist.strategies.coordinator.members.membership import Membership
 from tfdist.strategies.coordinator.metric_logs import MetricLogs, _LogsFormat
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
+from tfdist.strategies.keras_hooks.replicas import replica_context
+from tfdist.strategies.parameter_server import optimizer
+from tfdist.strategies.parameter_server.variables import ServerVariable
 
 
 def test_what_a_worker_had_counted_stays_when_it_begins_with_zero_again():
@@ -171,6 +176,25 @@ def test_logs_in_a_dict_of_one_number_keep_their_names():
     logs, form = {"loss": 1.0, "compile_metrics": {"mae": 2.0}}, _LogsFormat()
     vector = tf.function(lambda: form.flatten(logs))()
     assert form.unflatten(vector.numpy()[None]) == [logs]
+
+
+@pytest.mark.parametrize(
+    ("share", "groups", "method", "is_refused"),
+    [(0.5, 1, "assign_add", True), (None, 2, "assign", True), (None, 2, "assign_add", False), (None, 1, "assign", False)],
+)
+def test_a_metric_that_counts_in_a_variable_that_all_workers_share_is_refused_by_name(share, groups, method, is_refused):
+    count = keras.Variable(0.0, name="own")
+    count._value = ServerVariable(count._value)
+    replica = replica_context.Replica(SimpleNamespace(worker_groups=[None] * groups), 0, share)
+    with replica_context.entered(replica):
+        if method == "assign":
+            replica.assigned[id(count)] = count  # As keras_hooks/variables.py notes it.
+        else:  # What groups of one replica add is right.
+            optimizer._IN_PLACE[method](None, count, 1.0)
+        logs = MetricLogs(SimpleNamespace(metrics=[SimpleNamespace(name="seen", variables=[count])]))
+        refused = pytest.raises(ValueError, match=r"the metric seen counts in own, .* create it with self\.add_variable")
+        with refused if is_refused else contextlib.nullcontext():
+            logs._check_shared_variables()
 
 
 @pytest.mark.parametrize(("groups", "warnings"), [(1, 0), (2, 1)])

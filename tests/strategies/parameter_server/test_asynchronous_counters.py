@@ -14,20 +14,13 @@ from tfdist.strategies.parameter_server.constraints import warn_of_lost_updates
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-CLUSTER = (
-    "cluster { nworker_groups: 2 nworkers_per_group: 2 nworkers_per_procs: 2 nserver_groups: 1 nservers_per_group: 2 "
-    "server_worker_separate: true }"
-)
-
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, run_python):
     folder = tmp_path_factory.mktemp("counters")
-    (folder / "job.conf").write_text(CLUSTER)
-    program = str(PROGRAMS / "asynchronous_counters.py")
-    assert (
-        run_python(folder, "-m", "tfdist.launch", "--cluster", "job.conf", program, "--", "results.json", timeout=500) == 0
-    ), (folder / "output.txt").read_text()[-3000:]
+    assert run_python(folder, str(PROGRAMS / "asynchronous_counters.py"), timeout=500) == 0, (
+        folder / "output.txt"
+    ).read_text()[-3000:]
     warnings = [line for line in (folder / "output.txt").read_text().splitlines() if "a step assigns" in line]
     assert all("/most a value that it computes from the old one" in line for line in warnings)  # A maximum.
     assert len(warnings) == 2  # Of two models.
@@ -36,13 +29,14 @@ def results(tmp_path_factory, run_python):
 
 @pytest.mark.parametrize(
     ("case", "total"),
-    [("small", 200), ("several steps per execution", 200), ("a schedule of one's own", 200), ("sharded", 24), ("rows", 12)],
+    [("small", 100), ("several steps per execution", 200), ("sharded", 100), ("rows", 50)],
 )
 def test_no_accumulated_gradient_is_lost_or_counts_twice(results, case, total):
+    """Also with a schedule of one's own for the learning rate."""
     assert results[case] == [total, total]
 
 
-@pytest.mark.parametrize(("case", "total"), [("constrained", 200), ("constrained and sharded", 24)])
+@pytest.mark.parametrize(("case", "total"), [("constrained", 100), ("constrained and sharded", 100)])
 def test_the_constraint_of_a_weight_loses_no_update_of_another_group(results, case, total):
     assert results[case] == [total, total]
 
@@ -76,7 +70,7 @@ def test_rows_that_steps_write_are_those_of_all_shards(results, case):
 
 
 def test_the_moving_averages_of_batch_normalization_take_every_step(results):
-    assert results["averaged"] == pytest.approx([10 * (1 - 0.99**60)] * 4, rel=0.02)
+    assert results["averaged"] == pytest.approx([10 * (1 - 0.995**100)] * 4, rel=0.02)
 
 
 def test_a_stateful_layer_is_refused_if_groups_would_overwrite_its_state(results):
@@ -91,8 +85,9 @@ def test_what_was_made_before_the_strategy_is_refused_by_name(results):
     assert "a step uses a variable, table or other object that was made before tfdist.strategy()" in table
 
 
-def test_averages_of_an_optimizer_of_the_models_own_begin_with_the_weights(results):
-    assert results["overwritten"] == [1.0] * 4
+@pytest.mark.parametrize("case", ["assigned", "assigned in a loop"])
+def test_averages_of_an_optimizer_of_the_models_own_begin_with_the_weights(results, case):
+    assert results[case]["overwritten"] == [1.0]
 
 
 def test_the_loss_scale_grows_after_its_number_of_steps(results):

@@ -1,10 +1,6 @@
-"""Trains models whose gradient is 1 for each weight, or that assign, and writes what asynchronous worker groups made of it.
-
-asynchronous_counters.py RESULTS
-"""
+"""Trains models whose gradient is 1 for each weight, or that assign: results.json has what asynchronous groups made of it."""
 
 import json
-import sys
 
 import keras
 import numpy as np
@@ -14,18 +10,35 @@ import tfdist
 
 RATE = 0.25  # With powers of 2 all sums are exact.
 
+CLUSTER = (
+    "cluster { nworker_groups: 2 nworkers_per_group: 2 nworkers_per_procs: 2 nserver_groups: 1 nservers_per_group: 2 "
+    "server_worker_separate: true }"
+)
+FEW, MANY, ROWS = np.ones((2, 4), "float32"), np.ones((2, 140_000), "float32"), np.array([[0], [1]], "int32")
+
 lost_data = tf.data.Dataset.from_tensors((np.ones((2, 4), "float32"), np.ones((2, 1), "float32")))
 lost_table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
 
-strategy = tfdist.strategy()
+strategy = tfdist.strategy(CLUSTER)
 
 
-def trained(optimizer_of, steps, layers, x, steps_per_execution=1):
-    """Returns a model after `steps` steps with the mean of its outputs as its loss."""
+def trained(optimizer_of, steps, parts, steps_per_execution=1):
+    """Returns a model after `steps` steps with the means of its outputs as its losses.
+
+    `parts` are pairs of an input and the layers that make an output of it.
+    """
     with strategy.scope():
-        model = keras.Sequential([keras.Input(x.shape[1:], dtype=x.dtype), *layers])
-        model.compile(optimizer_of(), lambda y, p: keras.ops.mean(p, axis=-1), steps_per_execution=steps_per_execution)
-    model.fit(tf.data.Dataset.from_tensors((x, np.zeros((2, 1), "float32"))).repeat(steps), verbose=0)
+        inputs, outputs = [], []
+        for x, layers in parts:
+            inputs.append(keras.Input(x.shape[1:], dtype=x.dtype))
+            outputs.append(inputs[-1])
+            for layer in layers:
+                outputs[-1] = layer(outputs[-1])
+        model = keras.Model(inputs, outputs)
+        losses = [lambda y, p: keras.ops.mean(p, axis=-1)] * len(parts)
+        model.compile(optimizer_of(), losses, steps_per_execution=steps_per_execution)
+    batch = tuple(x for x, _ in parts), (np.zeros((2, 1), "float32"),) * len(parts)
+    model.fit(tf.data.Dataset.from_tensors(batch).repeat(steps), verbose=0)
     return model
 
 
@@ -36,76 +49,62 @@ class OwnSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return RATE + 0.0 * step * keras.ops.cast(step != 5, "float32")
 
 
-def accumulated(steps, layers, x, steps_per_execution=1, rate=RATE):
+def accumulated(steps, names, steps_per_execution=1, rate=RATE):
     """Returns the smallest and the largest sum of all gradients of a weight: in the weight, and still in its accumulator."""
+    kinds = {
+        "small": (FEW, [dense()]),
+        "sharded": (MANY, [dense()]),
+        "rows": (ROWS, [keras.layers.Embedding(2, 1, embeddings_initializer="zeros"), keras.layers.Flatten()]),
+    }
     optimizer_of = lambda: keras.optimizers.SGD(rate, gradient_accumulation_steps=4)  # noqa: E731
-    model, sums = trained(optimizer_of, steps, layers, x, steps_per_execution), []
+    model = trained(optimizer_of, steps, [kinds[name] for name in names], steps_per_execution)
+    sums = {}
     for variable, left in zip(model.trainable_variables, model.optimizer._accumulated_gradients, strict=True):
-        sums.append((np.asarray(left) - np.asarray(variable) / RATE * 4).reshape(-1))
+        sums[id(variable)] = (np.asarray(left) - np.asarray(variable) / RATE * 4).reshape(-1)
     assert int(np.asarray(model.optimizer._iterations)) == steps
-    return [float(np.concatenate(sums).min()), float(np.concatenate(sums).max())]
+    found = {}
+    for name in names:
+        own = np.concatenate([sums[id(variable)] for layer in kinds[name][1] for variable in layer.trainable_variables])
+        found[name] = [float(own.min()), float(own.max())]
+    return found
 
 
-def dense():
-    return keras.layers.Dense(1, kernel_initializer="zeros")
+def dense(**arguments):
+    return keras.layers.Dense(1, kernel_initializer="zeros", **arguments)
 
 
 def loss_scale():
     """Returns the loss scale, which doubles after each 50 steps with finite gradients, and the steps since."""
     optimizer_of = lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(RATE), 1.0, 50)  # noqa: E731
-    optimizer = trained(optimizer_of, 200, [dense()], np.ones((2, 4), "float32")).optimizer
+    optimizer = trained(optimizer_of, 200, [(FEW, [dense()])]).optimizer
     return [float(np.asarray(optimizer.dynamic_scale)), int(np.asarray(optimizer.step_counter))]
 
 
-def constrained(steps, x):
-    """Returns the smallest and the largest number of updates that are in a weight, of which a constraint changes nothing."""
-    layer = keras.layers.Dense(
-        1, use_bias=False, kernel_initializer="zeros", kernel_constraint=lambda w: keras.ops.minimum(w, 1.0)
-    )
-    trained(lambda: keras.optimizers.SGD(RATE), steps, [layer], x)
-    updates = -layer.get_weights()[0] / RATE
-    return [float(updates.min()), float(updates.max())]
+def constrained(steps):
+    """Returns the smallest and the largest number of updates that are in a weight, of which a constraint changes nothing.
+
+    And the moving mean of a BatchNormalization whose batches have the mean 10.
+    """
+    bounded = {"use_bias": False, "kernel_constraint": lambda w: keras.ops.minimum(w, 1.0)}
+    layers, normalization = [dense(**bounded) for _ in range(2)], keras.layers.BatchNormalization(momentum=0.995)
+    parts = [(FEW, layers[:1]), (MANY, layers[1:]), (10 * FEW, [normalization])]
+    trained(lambda: keras.optimizers.SGD(RATE), steps, parts)
+    updates = [-layer.get_weights()[0] / RATE for layer in layers]
+    return [[float(each.min()), float(each.max())] for each in updates], normalization.moving_mean.numpy().tolist()
 
 
-def decayed(steps, x):
-    """Returns the smallest and the largest weight after Adam's updates by Muon, of 0.001 each, which decays weights a little."""
-    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
-    trained(lambda: keras.optimizers.Muon(1e-3, exclude_layers=["."], adam_lr_ratio=1), steps, [layer], x)
+def decayed(steps):
+    """Returns the smallest and the largest weight after Adam's updates by Muon, of 0.001 each, which decays weights."""
+    layer = dense(use_bias=False)
+    trained(lambda: keras.optimizers.Muon(1e-3, exclude_layers=["."], adam_lr_ratio=1), steps, [(FEW, [layer])])
     return [float(layer.kernel.numpy().min()), float(layer.kernel.numpy().max())]
 
 
-class Overwriting(keras.Model):
-    """An optimizer of its own overwrites its weights, which stay 1, by their averages."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
-        self.dense.build((None, 4))
-        self.own = keras.optimizers.SGD(0.0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=5)
-        self.own.build(self.dense.trainable_variables)
-
-    def call(self, x):
-        return self.dense(x)
-
-    def train_step(self, data):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(self(keras.utils.unpack_x_y_sample_weight(data)[0], training=True))
-        variables = self.dense.trainable_variables
-        self.own.apply(tape.gradient(loss, variables), variables)
-        return {"loss": loss}
-
-
-def overwritten(x):
-    """Returns the weights of `Overwriting` after 40 steps."""
-    with strategy.scope():
-        model = Overwriting()
-        model.compile()
-    model.fit(np.repeat(x, 40, axis=0), batch_size=len(x), verbose=0)
-    return model.dense.get_weights()[0].reshape(-1).tolist()
-
-
 class Assigning(keras.Model):
-    """Each step assigns variables what it computes from their old values."""
+    """Each step assigns variables what it computes from their old values.
+
+    An optimizer of its own overwrites weights, which stay 1, by their averages.
+    """
 
     def __init__(self):
         super().__init__()
@@ -121,6 +120,10 @@ class Assigning(keras.Model):
         self.most = self.add_weight(shape=(), initializer="zeros", trainable=False, name="most")
         self.last = self.add_weight(shape=(), initializer="zeros", trainable=False, name="last")
         self.bank = tf.Variable(tf.zeros([200_000, 2]), trainable=False)
+        self.ones = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        self.ones.build((None, 1))
+        self.own_optimizer = keras.optimizers.SGD(0.0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=5)
+        self.own_optimizer.build(self.ones.trainable_variables)
 
     def call(self, x):
         return self.dense(x)
@@ -138,6 +141,9 @@ class Assigning(keras.Model):
         self.last.assign(tf.reduce_max(x) * 0 + 3)
         begin = tf.cast(x[0, 0], tf.int32)
         self.bank[begin : begin + 2].assign(tf.ones([2, 2]))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.ones(x))
+        self.own_optimizer.apply(tape.gradient(loss, self.ones.trainable_variables), self.ones.trainable_variables)
         return super().train_step(data)
 
 
@@ -154,17 +160,8 @@ def assigned(steps, steps_per_execution=1):
         "average": float(model.average.numpy()),
         "follows": float(model.follows.numpy()),
         "rows": int((model.bank.numpy()[:, 0] == 1).sum()),
+        "overwritten": model.ones.get_weights()[0].reshape(-1).tolist(),
     }
-
-
-def averaged():
-    """Returns the moving mean of a BatchNormalization after 60 steps whose batches have the mean 10."""
-    with strategy.scope():
-        layer = keras.layers.BatchNormalization()
-        model = keras.Sequential([keras.Input((4,)), layer])
-        model.compile(keras.optimizers.SGD(0.0), "mse")
-    model.fit(np.full((240, 4), 10, "float32"), np.zeros((240, 4), "float32"), batch_size=4, verbose=0)
-    return layer.moving_mean.numpy().tolist()
 
 
 def errors_of(*calls):
@@ -191,7 +188,7 @@ def stateful():
     )
 
 
-def lost(x):
+def lost():
     """Returns the errors of `fit` on data, and with a loss that uses a table, made before the strategy."""
     with strategy.scope():
         model, other = (keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]) for _ in range(2))
@@ -199,27 +196,23 @@ def lost(x):
         other.compile(
             "sgd", lambda y, p: keras.ops.mean(p, axis=-1) + tf.ensure_shape(lost_table.lookup(tf.constant(1, tf.int64)), [])
         )
-    return errors_of(lambda: model.fit(lost_data, verbose=0), lambda: other.fit(x, np.ones((2, 1)), verbose=0))
+    return errors_of(lambda: model.fit(lost_data, verbose=0), lambda: other.fit(FEW, np.ones((2, 1)), verbose=0))
 
 
-few, many = np.ones((2, 4), "float32"), np.ones((2, 140_000), "float32")
-table = keras.layers.Embedding(2, 1, embeddings_initializer="zeros")
+in_loop = accumulated(200, ["small"], steps_per_execution=5)
+(few, many), averaged = constrained(100)
 results = {
-    "small": accumulated(200, [dense()], few),
-    "several steps per execution": accumulated(200, [dense()], few, 5),
-    "a schedule of one's own": accumulated(200, [dense()], few, rate=OwnSchedule()),
-    "sharded": accumulated(24, [dense()], many),
-    "rows": accumulated(24, [table, keras.layers.Flatten()], np.array([[0], [1]], "int32")),
+    **accumulated(100, ["small", "sharded", "rows"], rate=OwnSchedule()),
+    "several steps per execution": in_loop["small"],
     "loss scale": loss_scale(),
-    "overwritten": overwritten(few),
-    "constrained": constrained(200, few),
-    "constrained and sharded": constrained(24, many),
-    "decayed": decayed(200, few) if hasattr(keras.optimizers, "Muon") else None,
+    "constrained": few,
+    "constrained and sharded": many,
+    "decayed": decayed(200) if hasattr(keras.optimizers, "Muon") else None,
     "assigned": assigned(96),
     "assigned in a loop": assigned(96, 4),
-    "averaged": averaged(),
+    "averaged": averaged,
     "stateful": stateful(),
-    "lost": lost(few),
+    "lost": lost(),
 }
-with open(sys.argv[1], "w") as file:
+with open("results.json", "w") as file:
     json.dump(results, file)

@@ -40,11 +40,12 @@ results = {
     "iterations": int(model.optimizer.iterations.numpy()),
     # The chief writes the files. Tasks that compute together wait here for each other, and so for the files.
     "evaluate": model.evaluate(X, Y, batch_size=32, verbose=0, return_dict=True),
-    "predict": model.predict(X, batch_size=32, verbose=0).tolist(),
 }
 with strategy.scope():
     loaded = keras.models.load_model("model.keras")
-results["loaded"] = loaded.evaluate(X, Y, batch_size=32, verbose=0, return_dict=True)
+results["loaded"] = int(loaded.optimizer.iterations.numpy())
+results["predict"] = loaded.predict(X, batch_size=32, verbose=0).tolist()
+results["loss"] = float(np.square(results["predict"] - Y).mean())
 # What a step more changes, the optimizer's slots included, is taken back by each of the files.
 expected = [variable.numpy() for variable in model.trainable_variables]
 for name, load in (

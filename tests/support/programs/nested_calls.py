@@ -1,4 +1,4 @@
-"""`nested_calls.py STRATEGY`: calls of other methods of the model inside `fit`; prints what callbacks saw as JSON."""
+"""`nested_calls.py STRATEGY`: slow callbacks, and calls inside `fit`; results.json has what they saw."""
 
 import dataclasses
 import json
@@ -8,6 +8,7 @@ import time
 
 import keras
 import numpy as np
+import slow_callback
 import tensorflow as tf
 
 import tfdist
@@ -52,11 +53,10 @@ class At(keras.callbacks.Callback):
             self.results.append(self.call(self.model))
 
 
-def without_training(strategy):
-    """Returns a model that does not learn: its loss for some examples stays the same."""
+def linear(strategy, rate):
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="zeros")])
-        model.compile(keras.optimizers.SGD(0.0), "mse")
+        model.compile(keras.optimizers.SGD(rate), "mse")
     return model
 
 
@@ -88,9 +88,8 @@ def scores(strategy):
     return [np.asarray(score).tolist() for score in [*found, metric.result()]]
 
 
-def in_threads(strategy):
+def in_threads(model, other):
     """Returns what calls in a thread say, one inside `fit` and one after it, and how many steps that `fit` has made."""
-    model, other = without_training(strategy), without_training(strategy)
     said = []
 
     def call():
@@ -137,26 +136,34 @@ def after_an_exception(strategy):
 
 
 def own_calls(strategy):
-    """Returns what calls inside `fit` find that count in the metrics of that `fit`, or train the same model."""
+    """Returns what calls inside `fit` find that count in the metrics of that `fit`, or train the same model.
+
+    Its models do not learn: the loss for some examples stays the same.
+    """
     high = Y + np.repeat([100.0, 0.0], [len(Y) // 4, len(Y) - len(Y) // 4])[:, None]  # The first quarter has a loss of 10000.
-    model, at = without_training(strategy), At(3 * BATCHES // 4, lambda model: model.reset_metrics())
-    after_reset = model.fit(X, high, batch_size=8, verbose=0, shuffle=False, callbacks=[at]).history["loss"][0]
-    other, at = without_training(strategy), At(BATCHES - 1, lambda model: float(other.train_on_batch(X[:8], Y[:8])))
-    after_another = model.fit(X, high, batch_size=8, verbose=0, shuffle=False, callbacks=[at]).history["loss"][0]
+    model, other = linear(strategy, 0.0), linear(strategy, 0.0)
+    flat = {"batch_size": 8, "verbose": 0, "shuffle": False}
+    at = At(3 * BATCHES // 4, lambda model: model.reset_metrics())
+    after_reset = model.fit(X, high, callbacks=[at], **flat).history["loss"][0]
+    at = At(BATCHES - 1, lambda model: float(other.train_on_batch(X[:8], Y[:8])))
+    after_another = model.fit(X, high, callbacks=[at], **flat).history["loss"][0]
     at = At(4, lambda model: float(model.train_on_batch(X[:8], high[:8])))
-    model.fit(X, Y, batch_size=8, verbose=0, shuffle=False, callbacks=[at])
+    model.fit(X, Y, callbacks=[at], **flat)
     one_batch = [at.results[0], float(model.test_on_batch(X[:8], high[:8]))]
-    model, at = without_training(strategy), At(3, lambda model: model.fit(X[:24], Y[:24], batch_size=24, verbose=0) and None)
+    before, at = (
+        int(model.optimizer.iterations),
+        At(3, lambda model: model.fit(X[:24], Y[:24], batch_size=24, verbose=0) and None),
+    )
     forever = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).repeat()
     model.fit(forever, steps_per_epoch=10, epochs=2, verbose=0, callbacks=[at])
-    fits = {"batches": at.batches, "iterations": int(model.optimizer.iterations.numpy())}
+    fits = {"batches": at.batches, "iterations": int(model.optimizer.iterations) - before}
     return {
         "after reset": after_reset,
         "after another": after_another,
         "one batch": one_batch,
         "fits": fits,
         "scores": scores(strategy),
-        "threads": in_threads(strategy),
+        "threads": in_threads(model, other),
         "after an exception": after_an_exception(strategy),
     }
 
@@ -166,22 +173,21 @@ def main():
     if sys.argv[1] == "hogwild":
         cluster = dataclasses.replace(cluster, strategy="hogwild", sync_period=4)
     strategy = tfdist.strategy(cluster)
-    found = {}
+    found, model = {}, linear(strategy, 0.01)
     for name, call in CALLS.items():
-        calls = Calls(call)
-        with strategy.scope():
-            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="zeros")])
-            model.compile(keras.optimizers.SGD(0.01), "mse")
+        calls, before = Calls(call), int(model.optimizer.iterations)
+        model.set_weights([np.zeros_like(weight) for weight in model.get_weights()])
         record = model.fit(X, Y, batch_size=8, epochs=EPOCHS, verbose=0, callbacks=[calls], validation_data=(X, Y)).history
         found[name] = {
             "batches": calls.batches,
-            "iterations": int(model.optimizer.iterations.numpy()),
+            "iterations": int(model.optimizer.iterations) - before,
             "inside": calls.results,
             "final": model.evaluate(X, Y, verbose=0),
             **record,
         }
-    found["own"] = own_calls(strategy)
-    print("FOUND", json.dumps(found), flush=True)
+    results = {"calls": found, "own": own_calls(strategy), "slow": slow_callback.trained(strategy)}
+    with open("results.json", "w") as file:
+        json.dump(results, file)
 
 
 if __name__ == "__main__":

@@ -30,35 +30,43 @@ def compiled():
     return model
 
 
-def trained(model):
-    model.fit(IDS, LABELS, batch_size=BATCH, shuffle=False, verbose=0)
-    return model
-
-
-def rounded(value):
+def rounded(value, rounds):
+    """Returns a weight or gradient as bfloat16 holds it, or if `rounds` is false as it is."""
     if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(rounded(value.values), value.indices, value.dense_shape)
-    return tf.cast(tf.cast(value, tf.bfloat16), tf.float32)
+        return tf.IndexedSlices(rounded(value.values, rounds), value.indices, value.dense_shape)
+    return tf.where(rounds, tf.cast(tf.cast(value, tf.bfloat16), tf.float32), value)
 
 
-def trained_with_roundings(model):
+def step_of(model):
+    """Returns a function that makes a step of a model in this process, with roundings or without."""
+
     @tf.function
-    def step(x, y):
-        weights = [rounded(variable.value) for variable in model.trainable_variables]
+    def step(x, y, rounds):
+        weights = [rounded(variable.value, rounds) for variable in model.trainable_variables]
         with tf.GradientTape() as tape:
             tape.watch(weights)
             states = [variable.value for variable in model.non_trainable_variables]
             outputs, states = model.stateless_call(weights, states, x, training=True)
             loss = model.loss(y, outputs)
-        gradients = [rounded(gradient) for gradient in tape.gradient(loss, weights)]
+        gradients = [rounded(gradient, rounds) for gradient in tape.gradient(loss, weights)]
         model.optimizer.apply(gradients, model.trainable_variables)
         for variable, state in zip(model.non_trainable_variables, states, strict=True):
             variable.assign(state)
 
+    return step
+
+
+def trained_here(model, step, rounds):
+    """Returns the weights after the same training in this process, and gives the model back what it has begun with."""
     model.optimizer.build(model.trainable_variables)
+    variables = [*model.variables, *model.optimizer.variables]
+    start = [variable.numpy() for variable in variables]
     for begin in range(0, STEPS * BATCH, BATCH):
-        step(IDS[begin : begin + BATCH], LABELS[begin : begin + BATCH])
-    return model
+        step(IDS[begin : begin + BATCH], LABELS[begin : begin + BATCH], tf.constant(rounds))
+    weights = model.get_weights()
+    for variable, value in zip(variables, start, strict=True):
+        variable.assign(value)
+    return weights
 
 
 def sent_as(model):
@@ -82,16 +90,18 @@ def sent_as(model):
 def main():
     with tfdist.strategy().scope():
         model = compiled()
-    trained(model)
-    here, exact = trained_with_roundings(compiled()), trained(compiled())
+    model.fit(IDS, LABELS, batch_size=BATCH, shuffle=False, verbose=0)
     copy = compiled()
-    copy.set_weights(model.get_weights())
+    step = step_of(copy)
     results = {"names": [weight.path for weight in model.weights], "sent_as": sent_as(model)}
-    for name, other in (("here", here), ("exact", exact)):
-        pairs = zip(model.get_weights(), other.get_weights(), strict=True)
+    for name, rounds in (("here", True), ("exact", False)):
+        pairs = zip(model.get_weights(), trained_here(copy, step, rounds), strict=True)
         results[name] = [float(np.linalg.norm(a - b)) for a, b in pairs]
-    results["loss"] = [float(each.evaluate(IDS, LABELS, batch_size=BATCH, verbose=0)) for each in (model, copy)]
-    results["outputs"] = [each.predict(IDS[:40], verbose=0).tolist() for each in (model, copy)]
+    copy.set_weights(model.get_weights())
+    exact, begins = copy(IDS), range(0, STEPS * BATCH, BATCH)
+    losses = [float(copy.loss(LABELS[begin : begin + BATCH], exact[begin : begin + BATCH])) for begin in begins]
+    results["loss"] = [float(model.evaluate(IDS, LABELS, batch_size=BATCH, verbose=0)), float(np.mean(losses))]
+    results["outputs"] = [model.predict(IDS[:40], verbose=0).tolist(), exact[:40].numpy().tolist()]
     with open(sys.argv[1], "w") as file:
         json.dump(results, file)
 

@@ -1,12 +1,14 @@
-"""Trains several models deterministically and writes the results to a file.
+"""Trains several models deterministically, each on a cluster and in this process, and writes the results to results.json.
 
-    server_groups.py RESULTS CASES
+    server_groups.py CLUSTER CASE ...
 
-CASES are names of cases, separated by commas.
+CASE is the name of a model, `watched`, or `load:FOLDER` for the files that another run has saved in a folder.
 """
 
+import contextlib
 import json
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -20,37 +22,22 @@ VECTORS = generator.normal(size=(360, 20)).astype("float32")
 IDS = generator.integers(0, 40009, size=(360, 5)).astype("int32")
 LABELS = generator.integers(0, 3, size=360)
 
-
-def small():
-    return [keras.Input((20,)), keras.layers.Dense(33, activation="relu")], VECTORS
-
-
-def large():
-    layers = [keras.layers.Dense(9001, activation="relu"), keras.layers.Dense(40, activation="tanh")]
-    return [keras.Input((20,)), *layers], VECTORS
-
-
-def table():
-    return [keras.Input((5,), dtype="int32"), keras.layers.Embedding(40009, 16), keras.layers.Flatten()], IDS
-
-
-def recurrent():
-    return [keras.Input((5, 4)), keras.layers.LSTM(300)], VECTORS.reshape(360, 5, 4)
-
-
-def recurrent_on_one_ps():
-    return [keras.Input((5, 4)), keras.layers.LSTM(150)], VECTORS.reshape(360, 5, 4)
-
-
-CASES = {  # name -> layers, optimizer, steps per execution, epochs
-    "momentum": (small, lambda: keras.optimizers.SGD(0.1, momentum=0.9), 1, 8),
-    "adam": (small, lambda: keras.optimizers.Adam(0.01), 1, 8),
-    "shards": (large, lambda: keras.optimizers.SGD(0.1, momentum=0.9), 1, 2),
-    "shards_averaged": (large, lambda: keras.optimizers.AdamW(0.01, use_ema=True, ema_overwrite_frequency=3), 2, 2),
-    "shards_as_a_whole": (large, lambda: keras.optimizers.Lamb(0.01), 1, 2),
-    "rows_looked_up": (table, lambda: keras.optimizers.Adam(0.01), 1, 2),
-    "shards_read_in_a_loop": (recurrent, lambda: keras.optimizers.Adam(0.01), 1, 2),
-    "large_read_in_a_loop": (recurrent_on_one_ps, lambda: keras.optimizers.Adam(0.01), 2, 2),
+PARTS = {  # name -> inputs, layers. A model has some of them side by side.
+    "small": (VECTORS, lambda: [keras.layers.Dense(33, "relu")]),
+    "large": (VECTORS, lambda: [keras.layers.Dense(9001, "relu"), keras.layers.Dense(40, "tanh")]),
+    "table": (IDS, lambda: [keras.layers.Embedding(40009, 16), keras.layers.Flatten()]),
+    "loop": (VECTORS.reshape(360, 5, 4), lambda: [keras.layers.LSTM(150)]),  # Its kernel is large, and on one ps.
+    "loop in shards": (VECTORS.reshape(360, 5, 4), lambda: [keras.layers.LSTM(300)]),
+}
+MODELS = {  # name -> parts, optimizer, steps per execution
+    "momentum": (("small", "large", "table"), lambda: keras.optimizers.SGD(0.1, momentum=0.9), 1),
+    "as_a_whole": (("large",), lambda: keras.optimizers.Lamb(0.01), 1),
+    "averaged": (
+        ("large", "table", "loop"),
+        lambda: keras.optimizers.AdamW(0.01, use_ema=True, ema_overwrite_frequency=3),
+        2,
+    ),
+    "adam": (("small", "loop in shards"), lambda: keras.optimizers.Adam(0.01), 1),
 }
 
 
@@ -68,42 +55,65 @@ class Seen(keras.metrics.Metric):
         return self.count.value
 
 
-def compiled(layers, optimizer, steps=1, metrics=("accuracy",)):
-    model = keras.Sequential([*layers, keras.layers.Dense(3)])
+def compiled(parts, optimizer, steps=1, metrics=("accuracy",)):
+    """Returns a model, and the layers of each of its parts."""
+    inputs, outputs, layers = [], [], {}
+    for name in parts:
+        data, made = PARTS[name]
+        inputs.append(keras.Input(data.shape[1:], dtype=data.dtype))
+        layers[name], hidden = made(), inputs[-1]
+        for layer in layers[name]:
+            hidden = layer(hidden)
+        outputs.append(hidden)
+    joined = keras.layers.Concatenate()(outputs) if len(outputs) > 1 else outputs[0]
+    model = keras.Model(inputs, keras.layers.Dense(3, name="classes")(joined))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=list(metrics), steps_per_execution=steps)
-    return model
+    return model, layers
 
 
-def train(strategy, layers_of, optimizer_of, steps, epochs):
-    with strategy.scope():
+def data(parts, begin=0, end=None):
+    return [PARTS[name][0][begin:end] for name in parts], LABELS[begin:end]
+
+
+def train(scope, name):
+    parts, optimizer_of, steps = MODELS[name]
+    with scope():
         keras.utils.set_random_seed(7)
-        layers, inputs = layers_of()
-        model = compiled(layers, optimizer_of(), steps)
-    history = model.fit(
-        inputs[:EXAMPLES],
-        LABELS[:EXAMPLES],
-        batch_size=32,
-        epochs=epochs,
-        shuffle=False,
-        verbose=0,
-        validation_data=(inputs[EXAMPLES : EXAMPLES + 5], LABELS[EXAMPLES : EXAMPLES + 5]),
-    ).history
-    kinds = {type(getattr(v._value, "_v", v._value)).__name__ for v in model.trainable_variables}
+        model, layers = compiled(parts, optimizer_of(), steps)
+    start = {part: [weight for layer in layers[part] for weight in layer.get_weights()] for part in parts}
+    held = {} if name == "as_a_whole" else {"validation_data": data(parts, EXAMPLES, EXAMPLES + 5)}
+    x, y = data(parts, 0, EXAMPLES)
+    history = model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0, **held).history
+    weights = {part: [weight for layer in layers[part] for weight in layer.get_weights()] for part in parts}
+    if name == "momentum" and scope is not contextlib.nullcontext:
+        save(model)
+    kinds = {part: {kind_of(weight) for layer in layers[part] for weight in layer.weights} for part in parts}
     return {
         "history": history,
-        "weights": [float(np.abs(weight).sum()) for weight in model.get_weights()],
+        "weights": {part: [float(np.abs(weight).sum()) for weight in weights[part]] for part in parts},
+        "changes": {
+            part: [float(np.abs(new - old).sum()) for new, old in zip(weights[part], start[part], strict=True)]
+            for part in parts
+        },
         "iterations": int(model.optimizer.iterations.numpy()),
-        "prediction": model.predict(inputs, verbose=0).tolist(),
-        "kinds": sorted(kinds),
+        "prediction": model.predict(data(parts)[0], verbose=0).tolist() if held else [],
+        "kinds": {part: sorted(found) for part, found in kinds.items()},
     }
 
 
-def callbacks(strategy):
-    """Returns what callbacks see while steps are in flight, and changes the learning rate in one."""
+def kind_of(weight):
+    return type(getattr(weight._value, "_v", weight._value)).__name__
+
+
+def watched(strategy):
+    """Returns what callbacks see while steps are in flight, and what follows from a learning rate, and early stopping.
+
+    The weights stay in the third epoch, and are too large after the fourth one.
+    """
+    parts = ("small", "table")
     with strategy.scope():
-        layers, inputs = small()
-        model = compiled(layers, keras.optimizers.SGD(0.1), metrics=[Seen()])
+        model, layers = compiled(parts, keras.optimizers.Adam(0.01), metrics=[Seen()])
     seen, done, weights = [], [], []
 
     class Watch(keras.callbacks.Callback):
@@ -112,54 +122,84 @@ def callbacks(strategy):
             done.append(int(model.optimizer.iterations.numpy()))
 
         def on_epoch_begin(self, epoch, logs=None):
-            weights.append(float(np.abs(model.get_weights()[0]).sum()))
-            model.optimizer.learning_rate = 0.1 if epoch == 0 else 0.0
+            weights.append([float(np.abs(layers[part][0].get_weights()[0]).sum()) for part in parts])
+            model.optimizer.learning_rate = (0.01, 0.01, 0.0, 50.0)[min(epoch, 3)]
 
-    model.fit(inputs[:EXAMPLES], LABELS[:EXAMPLES], batch_size=10, epochs=3, verbose=0, callbacks=[Watch()])
-    return {"seen": seen, "done": done, "weights": weights}
-
-
-def best_weights(strategy):
-    """Returns the losses with EarlyStopping, and the loss after it has restored the best weights."""
-    with strategy.scope():
-        layers, inputs = small()
-        model = compiled(layers, keras.optimizers.SGD(0.1))
-    stop = keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True)
-    rise = keras.callbacks.LearningRateScheduler(lambda epoch: 0.05 if epoch < 2 else 50.0)
-    held = inputs[EXAMPLES:], LABELS[EXAMPLES:]
-    losses = model.fit(
-        inputs[:EXAMPLES], LABELS[:EXAMPLES], epochs=9, verbose=0, validation_data=held, callbacks=[rise, stop]
-    ).history["val_loss"]
-    return {"losses": losses, "after": model.evaluate(*held, verbose=0, return_dict=True)["loss"]}
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=3, restore_best_weights=True)
+    held = data(parts, EXAMPLES)
+    x, y = data(parts, 0, EXAMPLES)
+    history = model.fit(x, y, batch_size=10, epochs=9, verbose=0, validation_data=held, callbacks=[Watch(), stop]).history
+    after = model.evaluate(*held, verbose=0, return_dict=True)["loss"]
+    return {
+        "seen": seen,
+        "done": done,
+        "weights": weights,
+        "loss": history["loss"],
+        "held": history["val_loss"],
+        "after": after,
+    }
 
 
-class OwnVariable(Seen):
-    def __init__(self):
-        super().__init__()
-        self.count = keras.Variable(0.0)
+def values_of(model):
+    return [*model.get_weights(), *(np.asarray(variable) for variable in model.optimizer.variables)]
 
 
-def what_cannot_work_says_so(strategy):
-    messages = {}
-    for name in ("metric", "lora"):
-        with strategy.scope():
-            layers, inputs = small()
-            model = compiled(layers, keras.optimizers.SGD(0.1), metrics=[OwnVariable()] if name == "metric" else ())
-        if name == "lora":
-            model.layers[0].enable_lora(2)
-        try:
-            model.fit(inputs, LABELS, epochs=1, verbose=0)
-        except ValueError as error:
-            messages[name] = str(error)
-    return messages
+def save(model):
+    model.save("model.keras")
+    model.save_weights("model.weights.h5")
+    tf.train.Checkpoint(model=model, optimizer=model.optimizer).save("checkpoint")
+    np.savez("values.npz", *values_of(model))
 
 
-strategy = tfdist.strategy()
-results = {}
-for name in sys.argv[2].split(","):
-    if name == "large_read_in_a_loop":  # The only one with a large variable that is on one ps.
-        results["bytes"] = list(getattr(strategy.extended, "_tfdist_bytes", []))
-    results[name] = globals()[name](strategy) if name not in CASES else train(strategy, *CASES[name])
-    print(name, "done", flush=True)
-with open(sys.argv[1], "w") as file:
-    json.dump(results, file)
+def load(scope, folder):
+    """Returns how far what the files of a folder give is from what was saved, and in how many shards it is."""
+    parts, optimizer_of, _ = MODELS["momentum"]
+    with scope():
+        models = {name: compiled(parts, optimizer_of())[0] for name in ("weights", "checkpoint")}
+        models["keras"] = keras.saving.load_model(folder / "model.keras")
+        models["checkpoint"].optimizer.build(models["checkpoint"].trainable_variables)
+    models["weights"].load_weights(folder / "model.weights.h5")
+    checkpoint = tf.train.Checkpoint(model=models["checkpoint"], optimizer=models["checkpoint"].optimizer)
+    checkpoint.restore(tf.train.latest_checkpoint(str(folder))).assert_consumed()
+    saved = list(np.load(folder / "values.npz").values())
+    found = {name: values_of(model) for name, model in models.items() if name != "weights"}
+    found["weights"] = models["weights"].get_weights()
+    assert all(len(found[name]) == len(saved) for name in ("keras", "checkpoint"))
+    differences = {
+        name: max(float(np.abs(got - value).max()) for got, value in zip(values, saved, strict=False))
+        for name, values in found.items()
+    }
+    kernel = models["weights"].get_layer("classes").kernel
+    expected = kernel.numpy()
+    expected[1, 2] += 1
+    kernel._value.scatter_nd_add([[1, 2]], [1.0])
+    differences["elements"] = float(np.abs(tf.gather_nd(kernel._value, [[1, 2], [4, 0]]) - expected[[1, 4], [2, 0]]).max())
+    table = next(layer for layer in models["checkpoint"].layers if isinstance(layer, keras.layers.Embedding))
+    return {
+        "shards": len(getattr(getattr(table.embeddings._value, "_v", table.embeddings._value), "shards", [0])),
+        "steps": [int(models[name].optimizer.iterations.numpy()) for name in ("keras", "checkpoint")],
+        "differences": differences,
+    }
+
+
+def main():
+    strategy, results = tfdist.strategy(sys.argv[1]), {}
+    for case in sys.argv[2:]:
+        if case == "averaged":  # The first one with a large variable that is on one ps.
+            results["bytes"] = list(strategy.extended._tfdist_bytes)
+        if case in MODELS:
+            results[case] = {
+                "group": train(strategy.scope, case),
+                "alone": train(contextlib.nullcontext, case),
+            }
+        elif case == "watched":
+            results[case] = watched(strategy)
+        else:
+            results["loaded"] = load(strategy.scope, Path(case.removeprefix("load:")))
+        print(case, "done", flush=True)
+    with open("results.json", "w") as file:
+        json.dump(results, file)
+
+
+if __name__ == "__main__":
+    main()

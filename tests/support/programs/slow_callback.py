@@ -1,15 +1,11 @@
-"""`slow_callback.py STRATEGY`: callbacks that take longer than a group may; prints as JSON what the groups have trained on."""
+"""Callbacks that take longer than a group may, for nested_calls.py."""
 
-import dataclasses
-import json
-import sys
 import time
 
 import keras
 import numpy as np
 from keras import ops
 
-import tfdist
 from tfdist.strategies.coordinator.calls import executions
 
 BATCHES, SIZE, EPOCHS = 24, 4, 2
@@ -45,26 +41,18 @@ class Sleeps(keras.callbacks.Callback):
         time.sleep(1.0)
 
 
-def main():
+def trained(strategy):
+    """Returns what the groups have trained on."""
     executions.POLL_SECONDS = 0.1
-    cluster = tfdist.read({"chief": 1, "worker": 2, "ps": 1})
-    if sys.argv[1] == "hogwild":
-        cluster = dataclasses.replace(cluster, strategy="hogwild", sync_period=3)
-    strategy = tfdist.strategy(cluster)
     with strategy.scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
         model.compile(keras.optimizers.SGD(1e-6), "mse", metrics=[Seen()])
     model.fit(IDS, IDS, batch_size=SIZE, verbose=0)  # Traces. Its steps may be slow.
     sleeps = Sleeps()
     history = model.fit(IDS, IDS, batch_size=SIZE, epochs=EPOCHS, shuffle=True, verbose=0, callbacks=[sleeps]).history
-    found = {
+    return {
         "batches": sleeps.batches,
         "iterations": int(model.optimizer.iterations.numpy()) - BATCHES,
         "seen": history["seen"],
         "expected": float(IDS.sum()),
     }
-    print("FOUND", json.dumps(found), flush=True)
-
-
-if __name__ == "__main__":
-    main()
