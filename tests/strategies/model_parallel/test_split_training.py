@@ -55,11 +55,7 @@ RUNS = {
         "blocks",
         "own_train_step_that_assigns_weights",
         *(
-            (
-                "built_in_fit_with_clipping_by_the_norm_of_all_gradients",
-                "weights_that_more_than_the_optimizer_assigns",
-                "layers_by_columns",
-            )
+            ("built_in_fit_with_clipping_by_the_norm_of_all_gradients", "constraints", "recurrent_layers")
             if selection.ALL
             else ()
         ),

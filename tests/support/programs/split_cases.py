@@ -6,6 +6,7 @@ import tensorflow as tf
 from head_layers import Experts, Masked, grouped_heads_and_experts
 from keras import layers, ops
 from position_layers import BeginsByTheBatch, Positions
+from tensorflow_layers import LookedUp, Nested, OfSparse, Own, Plain, plain
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(104, 16)).astype("float32")
@@ -100,18 +101,27 @@ CONSTRAINED = {
 }
 
 
+SHARDED_CONSTRAINTS = {".*(norm|unit)/kernel": (None, "model"), ".*(positive|between)/kernel": ("model", None)}
+
+
+def constrained(inputs):
+    x = inputs["x"]
+    for name, each in CONSTRAINED.items():
+        x = layers.Dense(16, "tanh", name=name, kernel_constraint=each)(x)
+    return layers.Dense(10)(x)
+
+
+@case(SHARDED_CONSTRAINTS, x={"x": X}, y={"constraints": Y})
+def constraints():
+    return side_by_side({"x": keras.Input((16,))}, {"constraints": constrained})
+
+
 @case(
-    {".*(norm|unit)/kernel": (None, "model"), ".*(positive|between)/kernel": ("model", None), ".*shift": ("model",)},
+    {**SHARDED_CONSTRAINTS, ".*shift": ("model",)},
     x={"x": X},
     y={"constraints": Y, "a_weight_that_begins_by_the_batch": Y},
 )
 def weights_that_more_than_the_optimizer_assigns():
-    def constrained(inputs):
-        x = inputs["x"]
-        for name, each in CONSTRAINED.items():
-            x = layers.Dense(16, "tanh", name=name, kernel_constraint=each)(x)
-        return layers.Dense(10)(x)
-
     def begun(inputs):
         return layers.Dense(10)(BeginsByTheBatch()(inputs["x"]))
 
@@ -287,27 +297,6 @@ def layers_of_texts():
 SEQUENCES = IMAGES.reshape(40, 16, 16)[:, :6]
 
 
-@tf.custom_gradient
-def reversed_gradient(x):
-    return tf.identity(x), lambda gradient: -gradient
-
-
-class Nested(layers.Layer):
-    """Calls operations of TensorFlow with functions or nested tensors."""
-
-    def call(self, x):
-        x = reversed_gradient(x)
-        x = tf.cond(tf.reduce_sum(x) > 0.0, lambda: tf.nn.relu(x) * 2.0, lambda: tf.concat([x[:, :4], x[:, 4:]], axis=-1))
-        _, x = tf.while_loop(lambda step, _: step < 2, lambda step, y: (step + 1, y * x), (0, tf.ones_like(x[:1]) + x * 0.0))
-        x = tf.map_fn(lambda row: row * 0.5, x + 1.0)
-        return tf.ensure_shape(tf.py_function(lambda y: tf.tanh(y), [x * 1.5], tf.float32), x.shape)
-
-
-class OfSparse(layers.Dense):
-    def call(self, x):
-        return super().call(tf.sparse.from_dense(tf.nn.relu(x)))
-
-
 @case({".*kernel": ("model", None)})
 def a_layer_of_sparse_inputs_by_rows():
     return compiled(keras.Sequential([keras.Input((16,)), OfSparse(8), layers.Dense(10)]))
@@ -324,42 +313,14 @@ def built_in_fit_with_clipping_by_the_norm_of_all_gradients():
     return compiled(model, keras.optimizers.SGD(0.2, global_clipnorm=0.5))
 
 
-class Own(layers.Layer):
-    """Multiplies with the result of a function of TensorFlow that has no rule."""
-
-    def build(self, shape):
-        self.kernel = self.add_weight(name="kernel", shape=(shape[-1], 12))
-
-    def call(self, x):
-        return tf.matmul(x, tf.reverse(self.kernel, [0]))
+def recurrent(inputs):
+    x = layers.SimpleRNN(8, return_sequences=True)(inputs["sequences"])
+    return layers.Dense(4)(layers.GRU(8)(layers.SimpleRNN(8, return_sequences=True, unroll=True)(x)))
 
 
-class Plain(layers.Layer):
-    """A dense layer in TensorFlow's functions, as its guides write one."""
-
-    def build(self, shape):
-        self.w = self.add_weight(name="kernel", shape=(shape[-1], 12))
-        self.b = self.add_weight(name="bias", shape=(12,), initializer="zeros")
-
-    def call(self, x):
-        self.add_loss(0.01 * (tf.nn.l2_loss(self.w) + tf.reduce_sum(tf.square(self.w))))
-        return tf.nn.relu(PLAIN[self.name](x, self.w) + self.b)
-
-
-PLAIN = {
-    "matmul": tf.matmul,
-    "transposed": lambda x, w: tf.matmul(x, tf.transpose(w), transpose_b=True),
-    "tensordot": lambda x, w: tf.tensordot(x, w, [[-1], [0]]),
-    "einsum": lambda x, w: tf.einsum("bi,io->bo", x, tf.multiply(w, 2.0)),
-    "dot": lambda x, w: ops.dot(x, ops.exp(w) - w**2),
-    "operator": lambda x, w: x @ w,
-}
-
-
-def plain(x):
-    for name in PLAIN:
-        x = Plain(name=name)(x)
-    return x
+@case({".*kernel": (None, "model")}, x={"sequences": SEQUENCES}, y={"recurrent_layers": Y[:40] % 4})
+def recurrent_layers():
+    return side_by_side({"sequences": keras.Input((6, 16))}, {"recurrent_layers": recurrent})
 
 
 @case(
@@ -373,10 +334,6 @@ def layers_by_columns():
     def nested(inputs):
         normalized = layers.SpectralNormalization(layers.Dense(8))
         return layers.Dense(4)(Nested()(normalized(Nested()(layers.Dense(8)(inputs["x"])))))
-
-    def recurrent(inputs):
-        x = layers.SimpleRNN(8, return_sequences=True)(inputs["sequences"])
-        return layers.Dense(4)(layers.GRU(8)(layers.SimpleRNN(8, return_sequences=True, unroll=True)(x)))
 
     branches = {
         "functions_of_tensorflow": lambda inputs: layers.Dense(4)(plain(inputs["x"])),
@@ -393,14 +350,6 @@ def layers_by_columns():
 def functions_of_tensorflow_by_rows():
     inputs = keras.Input((16,))
     return compiled(keras.Model(inputs, layers.Dense(10)(plain(inputs))))
-
-
-class LookedUp(layers.Layer):
-    def build(self, shape):
-        self.table = self.add_weight(name="table", shape=(32, 8))
-
-    def call(self, numbers):
-        return tf.nn.embedding_lookup(self.table, numbers) + tf.gather(self.table, numbers)
 
 
 OBJECTS = {own.__name__: own for own in (OwnStep, AssigningStep, Gated, Experts, Nested, OfSparse, Masked, Plain, LookedUp)}
