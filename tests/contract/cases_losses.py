@@ -88,7 +88,7 @@ def outputs_side_by_side(strategy):
         weights = {path: weight for path, weight in result["weights"].items() if path.startswith(prefix)}
         return part_of(result, *names) | {"weights": weights}
 
-    both = row("", "first_loss", "second_loss")
+    both = row(("dense", "first", "second"), "first_loss", "second_loss")
     return {
         "functional": both | {"exact": both["exact"] | {"shapes": shapes}},
         "loss_of_one_number": row("one_number", "one_number_loss"),
