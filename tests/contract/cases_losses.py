@@ -5,7 +5,21 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from contract.common import NUMBERED, RATE, Seen, X, Y, case, compiled, fit, loss_without_number, once, trained, two_layers
+from contract.common import (
+    NUMBERED,
+    RATE,
+    Seen,
+    X,
+    Y,
+    case,
+    compiled,
+    fit,
+    loss_without_number,
+    once,
+    part_of,
+    trained,
+    two_layers,
+)
 
 BATCH = 50
 
@@ -26,43 +40,79 @@ def with_weights(model, history):
     }
 
 
-@case("loss_of_one_number")
-def loss_of_one_number(strategy):
-    model = compiled(strategy, two_layers, sgd, mean_of_all)
-    return with_weights(model, fit(model, X, Y, batch_size=BATCH, epochs=2))
+class Adds(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(0.1 * ops.mean(ops.square(x)))
+        return x
 
 
-@case("own_compute_loss")
+class Endpoint(keras.layers.Layer):
+    """Keras' example of an endpoint layer, with another loss."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.loss = keras.losses.MeanSquaredError()
+
+    def call(self, targets, outputs):
+        self.add_loss(self.loss(targets, outputs))
+        return outputs
+
+
+@case("functional", "loss_of_one_number", "loss_in_a_layer", "added_losses")
+def outputs_side_by_side(strategy):
+    """Trains models with one loss each, which share nothing, as outputs of one model. Two outputs share a layer."""
+
+    def hidden(name, x, **arguments):
+        return keras.layers.Dense(8, activation="tanh", name=f"{name}_hidden", **arguments)(x)
+
+    def build():
+        a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
+        targets = keras.Input((1,), name="targets")
+        both = keras.layers.Dense(4)(keras.layers.Concatenate()([a, b]))
+        outputs = {name: keras.layers.Dense(1, name=name)(both) for name in ("first", "second")}
+        outputs["one_number"] = keras.layers.Dense(1, name="one_number")(hidden("one_number", a))
+        outputs["added"] = keras.layers.Dense(1, name="added")(Adds()(hidden("added", a, kernel_regularizer="l2")))
+        inside = keras.layers.Dense(1, name="in_a_layer")(hidden("in_a_layer", a))
+        outputs["endpoint"] = Endpoint(name="endpoint")(targets, inside)
+        return keras.Model({"a": a, "b": b, "targets": targets}, outputs)
+
+    losses = {"first": "mse", "second": "mae", "one_number": mean_of_all, "added": "mse"}
+    model = compiled(strategy, build, sgd, losses)
+    x, y = {"a": X, "b": -X, "targets": Y}, {"first": Y, "second": -Y, "one_number": Y, "added": Y, "endpoint": Y}
+    result = with_weights(model, fit(model, x, y, batch_size=BATCH, epochs=2))
+    shapes = {name: list(value.shape) for name, value in model.predict(x, verbose=0).items()}
+    for series in filter(None, (result["near"], result["before"])):  # Beside the losses of the outputs, those that layers add.
+        series["added"] = (np.asarray(series["loss"]) - sum(np.asarray(series[f"{name}_loss"]) for name in losses)).tolist()
+
+    def row(prefix, *names):
+        weights = {path: weight for path, weight in result["weights"].items() if path.startswith(prefix)}
+        return part_of(result, *names) | {"weights": weights}
+
+    both = row(("dense", "first", "second"), "first_loss", "second_loss")
+    return {
+        "functional": both | {"exact": both["exact"] | {"shapes": shapes}},
+        "loss_of_one_number": row("one_number", "one_number_loss"),
+        "loss_in_a_layer": row("in_a_layer", "added"),
+        "added_losses": row("added", "added_loss", "added"),
+    }
+
+
+@case("subclassed", "own_compute_loss")
 def own_compute_loss(strategy):
-    class Model(keras.Sequential):
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.hidden, self.layer = keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.layer(self.hidden(x))
+
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
             return ops.mean(ops.square(y - y_pred)) + 0.1 * ops.mean(ops.abs(y_pred))
 
-    def build():
-        return Model([keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
-
-    model = compiled(strategy, build, sgd, None)
-    return with_weights(model, fit(model, X, Y, batch_size=BATCH, epochs=2))
-
-
-@case("loss_in_a_layer")
-def loss_in_a_layer(strategy):
-    class Endpoint(keras.layers.Layer):  # Keras' example of an endpoint layer, with another loss.
-        def __init__(self):
-            super().__init__()
-            self.loss = keras.losses.MeanSquaredError()
-
-        def call(self, targets, outputs):
-            self.add_loss(self.loss(targets, outputs))
-            return outputs
-
-    def build():
-        inputs, targets = keras.Input((4,), name="inputs"), keras.Input((1,), name="targets")
-        outputs = keras.layers.Dense(1)(keras.layers.Dense(8, activation="tanh")(inputs))
-        return keras.Model({"inputs": inputs, "targets": targets}, Endpoint()(targets, outputs))
-
-    model = compiled(strategy, build, sgd, None)
-    return with_weights(model, fit(model, {"inputs": X, "targets": Y}, batch_size=BATCH, epochs=2))
+    model = compiled(strategy, Model, sgd, None, ["mae"])
+    result = with_weights(model, fit(model, X, Y, batch_size=BATCH, epochs=2))
+    return dict.fromkeys(("subclassed", "own_compute_loss"), result)
 
 
 @case("train_step_from_scratch")

@@ -20,6 +20,7 @@ from contract.common import (
     fit,
     loss_without_number,
     once,
+    part_of,
     plain,
     trained,
 )
@@ -129,23 +130,8 @@ def after_an_interrupted_fit(strategy):
     return {"exact": {"names": names}}
 
 
-@case("functional")
-def functional(strategy):
-    def build():
-        a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
-        both = keras.layers.Dense(4)(keras.layers.Concatenate()([a, b]))
-        outputs = {"first": keras.layers.Dense(1, name="first")(both), "second": keras.layers.Dense(1, name="second")(both)}
-        return keras.Model({"a": a, "b": b}, outputs)
-
-    model = compiled(strategy, build, slow, {"first": "mse", "second": "mae"})
-    history = fit(model, {"a": X, "b": -X}, {"first": Y, "second": -Y}, epochs=2)
-    shapes = {name: list(value.shape) for name, value in model.predict({"a": X, "b": -X}, verbose=0).items()}
-    result = trained(model, history)
-    return result | {"exact": result["exact"] | {"shapes": shapes}}
-
-
-@case("subclassed", "custom_train_step")
-def subclassed(strategy):
+@case("custom_train_step")
+def custom_train_step(strategy):
     class Model(keras.Model):
         def __init__(self):
             super().__init__()
@@ -154,7 +140,6 @@ def subclassed(strategy):
         def call(self, x):
             return self.layer(x)
 
-    class Own(Model):
         def train_step(self, data):  # From Keras' guide to customizing fit.
             x, y = data
             with tf.GradientTape() as tape:
@@ -169,48 +154,46 @@ def subclassed(strategy):
                     metric.update_state(y, y_pred)
             return {metric.name: metric.result() for metric in self.metrics}
 
-    model = compiled(strategy, Model, slow, "mse", ["mae"])
-    own = compiled(strategy, Own, slow, loss_without_number, [Seen])
-    losses = [own.evaluate(X, NUMBERED, verbose=0, return_dict=True)["loss"]]
-    result = once(own, fit(own, X, NUMBERED, epochs=2), 2)
+    model = compiled(strategy, Model, slow, loss_without_number, [Seen])
+    losses = [model.evaluate(X, NUMBERED, verbose=0, return_dict=True)["loss"]]
+    result = once(model, fit(model, X, NUMBERED, epochs=2), 2)
     # The loss of that guide is the loss of one replica, so compare evaluations.
-    result["near"] = {"loss": [*losses, own.evaluate(X, NUMBERED, verbose=0, return_dict=True)["loss"]]}
-    return {"subclassed": trained(model, fit(model, X, Y, epochs=2)), "custom_train_step": result}
+    return result | {"near": {"loss": [*losses, model.evaluate(X, NUMBERED, verbose=0, return_dict=True)["loss"]]}}
 
 
-def classified(strategy, layers, optimizer=sgd):
-    """Trains a classifier of the numbers of the examples modulo 16. Returns its model and its result."""
+BRANCHES = {
+    "embedding": lambda: [keras.layers.Flatten()],
+    "batch_normalization": lambda: [keras.layers.Flatten(), keras.layers.BatchNormalization(name="normalized")],
+    "synchronized_batch_normalization": lambda: [
+        keras.layers.Flatten(),
+        keras.layers.BatchNormalization(synchronized=True, name="normalized_together"),
+    ],
+    "dropout": lambda: [keras.layers.Flatten(), keras.layers.Dropout(0.2)],
+    "recurrent": lambda: [keras.layers.LSTM(4)],
+}
+
+
+@case(*BRANCHES)
+def layers_side_by_side(strategy):
+    """Trains five classifiers of the numbers of the examples modulo 16, which share nothing, as five outputs of one model."""
 
     def build():
-        return keras.Sequential(
-            [keras.Input((3,), dtype="int32"), keras.layers.Embedding(16, 8), *layers(), keras.layers.Dense(2)]
-        )
+        numbers, outputs = keras.Input((3,), dtype="int32"), {}
+        for name, layers in BRANCHES.items():
+            x = keras.layers.Embedding(16, 8)(numbers)
+            for layer in layers():
+                x = layer(x)
+            outputs[name] = keras.layers.Dense(2)(x)
+        return keras.Model(numbers, outputs)
 
-    model = compiled(strategy, build, optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    losses = {name: keras.losses.SparseCategoricalCrossentropy(from_logits=True) for name in BRANCHES}
+    model = compiled(strategy, build, sgd, losses)
     ids = np.stack([IDS, IDS + 1, IDS + 2], axis=1).astype("int32") % 16
-    return model, trained(model, fit(model, ids, LABELS, epochs=3))
-
-
-@case("embedding")
-def embedding(strategy):
-    return classified(strategy, lambda: [keras.layers.Flatten()])[1]
-
-
-@case("batch_normalization", "synchronized_batch_normalization")
-def batch_normalization(strategy):
-    results = {}
-    for name, together in (("batch_normalization", False), ("synchronized_batch_normalization", True)):
-        model, results[name] = classified(
-            strategy, lambda together=together: [keras.layers.Flatten(), keras.layers.BatchNormalization(synchronized=together)]
-        )
-        moved = float(np.abs(model.layers[2].moving_variance.numpy() - 1).sum())
+    result = trained(model, fit(model, ids, dict.fromkeys(BRANCHES, LABELS), epochs=3))
+    for name in ("normalized", "normalized_together"):
+        moved = float(np.abs(model.get_layer(name).moving_variance.numpy() - 1).sum())
         assert moved > 0.1, "the moving averages did not move"
-    return results
-
-
-@case("dropout")
-def dropout(strategy):
-    return classified(strategy, lambda: [keras.layers.Flatten(), keras.layers.Dropout(0.2)])[1]
+    return {name: part_of(result, f"{name}_loss") for name in BRANCHES}
 
 
 @case("unseeded_random_operations")
@@ -229,23 +212,3 @@ def unseeded_random_operations(strategy):
     noise = float(np.std(first - second))  # Of two normal numbers with a deviation of 0.1 each: 0.14.
     assert 0.1 < noise < 0.2 and len(np.unique(first - second)) > 0.3 * N, noise
     return {"exact": {"names": sorted(history), "steps": int(model.optimizer.iterations.numpy())}}
-
-
-@case("recurrent")
-def recurrent(strategy):
-    return classified(strategy, lambda: [keras.layers.LSTM(4)])[1]
-
-
-@case("added_losses")
-def added_losses(strategy):
-    class Adds(keras.layers.Layer):
-        def call(self, x):
-            self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
-            return x
-
-    def build():
-        dense = keras.layers.Dense(8, kernel_regularizer=keras.regularizers.L2(0.1))
-        return keras.Sequential([keras.Input((4,)), dense, Adds(), keras.layers.Dense(1)])
-
-    model = compiled(strategy, build, sgd, "mse")
-    return trained(model, fit(model, X[: N - 2], Y[: N - 2], batch_size=8, epochs=2))

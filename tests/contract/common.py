@@ -7,6 +7,15 @@ import numpy as np
 
 CASES = {}
 
+
+class _Beginning:
+    """Whether the numbers before training are compared, too: in rows that a column tests that lags behind one process."""
+
+    is_compared = True
+
+
+beginning = _Beginning()
+
 RATE = 0.005  # So small that a gradient changes little within a few steps.
 N = 250  # Not divisible by the batch size.
 IDS = np.arange(N, dtype="float32")
@@ -99,7 +108,7 @@ def as_new(model, weights):
 def fit(model, *args, **kwargs):
     """Fits without a shuffle and returns the history as numbers."""
     kwargs = {"verbose": 0, "shuffle": False} | kwargs
-    if not is_distributed(model.distribute_strategy) and len(args) == 2:
+    if beginning.is_compared and not is_distributed(model.distribute_strategy) and len(args) == 2:
         model.before = before(model, args, kwargs)
     record = model.fit(*args, **kwargs).history
     return {name: np.asarray(values, "float64").tolist() for name, values in record.items()}
@@ -139,6 +148,11 @@ def trained(model, history):
     """Returns the result of a case whose history is compared."""
     exact = {"steps": steps(model), "names": sorted(history)}
     return {"exact": exact, "near": history, "before": getattr(model, "before", {})}
+
+
+def part_of(result, *names):
+    """Returns the result of a row of several that are trained in one model, given the names of its series."""
+    return result | {field: {name: result[field].get(name) for name in names} for field in ("near", "before")}
 
 
 def error_of(function):

@@ -27,15 +27,18 @@ for name in (
     "errors",
 ):  # Errors last: some strategies cannot train after one.
     importlib.import_module(f"contract.cases_{name}")
-from contract import cases_files  # noqa: E402
-from contract.common import CASES  # noqa: E402
+from contract.cases_files import adam, differences  # noqa: E402
+from contract.common import CASES, beginning, regression  # noqa: E402
+from contract.table import COLUMNS  # noqa: E402
 
 os.makedirs(own, exist_ok=True)
 os.chdir(own)
+tests_all = os.environ.get("TFDIST_TESTS") == "all"
 
 
 def run(rows, function):
     begin = time.monotonic()
+    beginning.is_compared = tests_all or any(column.lags and column.tests(row) for column in COLUMNS for row in rows)
     try:
         got = function(strategy)
         results = {rows[0]: got} if len(rows) == 1 else got
@@ -46,7 +49,8 @@ def run(rows, function):
 
 
 if sys.argv[1:]:
-    results = {folder: cases_files.differences(strategy, folder) for folder in sys.argv[1:]}
+    model = regression(strategy, adam)
+    results = {folder: differences(strategy, model, folder) for folder in sys.argv[1:]}
     name = "loaded.json"
 else:
     only, results, name = os.environ.get("CONTRACT_ROWS", "").split(), {}, "results.json"

@@ -14,7 +14,7 @@ import pytest
 import selection
 
 from contract.comparison import different
-from contract.table import COLUMNS, PAGE, ROWS, SERVED, SHARDED, page
+from contract.table import COLUMNS, FILES_OF_REFERENCE, PAGE, ROWS, SERVED, SHARDED, page
 
 TESTS = Path(__file__).parent.parent
 SECONDS = 1200  # A bound for a column that hangs, on machines several times slower than those it takes 330 s on.
@@ -51,8 +51,12 @@ class Runs:
         folder.mkdir(exist_ok=True)
         (folder / "cluster").write_text(column.source)
         command = ["-m", "tfdist.launch", "--cluster", "cluster", *column.flags, "-m", "contract.program", "--", *arguments]
-        rows = {} if selection.ALL else {"CONTRACT_ROWS": " ".join(filter(column.tests, ROWS))}
-        environment = {"PYTHONPATH": str(TESTS)} | rows
+        environment = {"PYTHONPATH": str(TESTS)}
+        if not selection.ALL:
+            environment["CONTRACT_ROWS"] = " ".join(filter(column.tests, ROWS))
+        if column in COLUMNS[1:]:
+            self.of(COLUMNS[0])
+            environment[FILES_OF_REFERENCE] = str(self.folder / COLUMNS[0].name / "files")
         try:
             self.run_python(folder, *command, timeout=SECONDS, environment=environment)
         except subprocess.TimeoutExpired:
@@ -65,8 +69,8 @@ def runs(tmp_path_factory, run_python):
 
 
 TESTED = [column for column in COLUMNS if selection.ALL or not column.is_for_a_release]
-LOADS = ("hogwild",)
-"""Columns that load the files of every other for each change."""
+SAVE = [column for column in TESTED if selection.ALL or column.tests("keras_file")]
+"""Columns that write files. Each also loads those of one process."""
 
 
 def columns(of):
@@ -105,7 +109,8 @@ def test_contract(runs, column, row):
                 )
 
 
-@pytest.mark.parametrize("column", columns(lambda column: selection.ALL or column.name in LOADS))
+@pytest.mark.release  # For each change every column loads the files of one process, and one process those of each column.
+@pytest.mark.parametrize("column", columns(lambda column: True))
 def test_files_of_every_column_load_in(runs, column):
     for other in TESTED:
         runs.of(other)
@@ -122,13 +127,15 @@ def test_files_of_every_column_load_in(runs, column):
 @pytest.mark.timeout(6 * SECONDS)
 def test_files_of_every_column_load_without_tfdist(runs):
     code = (
-        "import json, sys\nimport tensorflow as tf\nfrom contract.cases_files import differences\n"
-        "print(json.dumps([differences(tf.distribute.get_strategy(), folder) for folder in sys.argv[1:]]))\n"
+        "import json, sys\nimport tensorflow as tf\nfrom contract.cases_files import adam, differences\n"
+        "from contract.common import regression\n"
+        "strategy = tf.distribute.get_strategy()\nmodel = regression(strategy, adam)\n"
+        "print(json.dumps([differences(strategy, model, folder) for folder in sys.argv[1:]]))\n"
         "assert not any(name.startswith('tfdist') for name in sys.modules)"
     )
-    for column in TESTED:
+    for column in SAVE:
         runs.of(column)
-    folders = [str(runs.folder / column.name / "files") for column in TESTED]
+    folders = [str(runs.folder / column.name / "files") for column in SAVE]
     environment = os.environ | {"PYTHONPATH": str(TESTS)}
     got = subprocess.run(
         [sys.executable, "-c", code, *folders], env=environment, capture_output=True, text=True, timeout=SECONDS
@@ -138,11 +145,25 @@ def test_files_of_every_column_load_without_tfdist(runs):
         assert max(differences.values()) < 1e-5, (folder, differences)
 
 
-@pytest.mark.parametrize("column", columns(lambda column: column.name in SERVED))
-def test_what_runs_on_the_chief_alone_causes_a_warning(runs, column):
+WARNINGS = {
+    "model_outside_the_scope": "was made outside the strategy's scope and trains in this process alone",
+    "own_loop": "a training loop of your own runs on the chief alone",
+    "own_loop_in_the_scope": "a training loop of your own runs on the chief alone",
+}
+
+
+@pytest.mark.parametrize(
+    ("column", "row"),
+    [
+        pytest.param(column, row, id=f"{column.name}-{row}", marks=cluster)
+        for column in TESTED
+        for row in WARNINGS
+        if column.name in SERVED and (selection.ALL or column.tests(row))
+    ],
+)
+def test_what_runs_on_the_chief_alone_causes_a_warning(runs, column, row):
     runs.of(column)
-    assert "was made outside the strategy's scope and trains in this process alone" in runs.output(column)
-    assert "a training loop of your own runs on the chief alone" in runs.output(column)
+    assert WARNINGS[row] in runs.output(column)
 
 
 @pytest.mark.parametrize("row", ROWS)

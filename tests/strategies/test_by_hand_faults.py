@@ -31,10 +31,13 @@ TRAINS = """
         def on_train_batch_end(self, batch, logs=None):
             if self.last: self.pause = max(self.pause, time.monotonic() - self.last)
             self.last = time.monotonic()
+            time.sleep(0.01)  # Else hundreds of steps a second keep this machine busy.
         def on_epoch_end(self, epoch, logs=None):
             if epoch == 2:
                 self.pause = 0.0
                 print("epoch", epoch, flush=True)
+            elif epoch % 100 == 0:
+                print("100 epochs", flush=True)
         def on_train_end(self, logs=None): print(f"longest pause: {{self.pause:.1f}} s", flush=True)
     model.fit(np.ones((64, 4)), np.ones((64, 1)), epochs={epochs}, verbose=0, callbacks=[Tell()])
     print("finished", flush=True)
@@ -57,31 +60,29 @@ def cluster(start, script):
 MOST_SECONDS = 8.0
 """Measured: 2.9 s. It was 17 s while the chief asked for an answer after 10 s, every 5 s."""
 
-FATES = pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+
+def test_training_goes_on_without_a_worker_that_is_stopped(cluster):
+    jobs = cluster(60, chief=1, worker=2, ps=1)
+    os.kill(jobs["worker", 1].process.pid, signal.SIGSTOP)
+    jobs["chief", 0].wait_for("finished")
+    assert "no answer from worker:1 (localhost:" in jobs["chief", 0].output
+    pause = float(jobs["chief", 0].output.partition("longest pause: ")[2].split()[0])
+    assert pause < MOST_SECONDS, "the others wait for the worker that is stopped"
+    assert jobs["chief", 0].wait(60) == 0
+    assert jobs["ps", 0].wait(30) == 0
 
 
-@FATES
-def test_without_any_worker_training_fails_and_names_the_workers(cluster, fate):
-    jobs = cluster(1000000, chief=1, worker=1, ps=1)
-    os.kill(jobs["worker", 0].process.pid, fate)
+def test_training_goes_on_without_a_worker_that_is_killed_and_fails_and_names_them_without_any(cluster):
+    jobs = cluster(1000000, chief=1, worker=2, ps=1)
+    os.kill(jobs["worker", 1].process.pid, signal.SIGKILL)
+    jobs["chief", 0].wait_for("worker:1 has left")
+    jobs["chief", 0].wait_for("100 epochs", after="worker:1 has left")
+    os.kill(jobs["worker", 0].process.pid, signal.SIGSTOP)
     assert jobs["chief", 0].wait(90) == 1
     assert "WorkersGoneError: no worker group has been complete for 6 s, there is no answer from worker:0 (localhost:" in (
         jobs["chief", 0].output
     )
     assert jobs["ps", 0].wait(30) == 75
-
-
-@FATES
-def test_training_goes_on_without_one_of_two_workers(cluster, fate):
-    jobs = cluster(60, chief=1, worker=2, ps=1)
-    os.kill(jobs["worker", 1].process.pid, fate)
-    jobs["chief", 0].wait_for("finished")
-    if fate == signal.SIGSTOP:
-        assert "no answer from worker:1 (localhost:" in jobs["chief", 0].output
-        pause = float(jobs["chief", 0].output.partition("longest pause: ")[2].split()[0])
-        assert pause < MOST_SECONDS, "the others wait for the worker that is stopped"
-    assert jobs["chief", 0].wait(60) == 0
-    assert jobs["ps", 0].wait(30) == 0
 
 
 def test_training_fails_and_names_the_worker_that_its_only_group_lost(cluster):

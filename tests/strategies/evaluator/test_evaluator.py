@@ -43,6 +43,9 @@ PROGRAM = """
     }}
     if tfdist.rank() == 0 or tfdist.role() == "evaluator":
         pathlib.Path(tfdist.role() + ".json").write_text(json.dumps(result))
+"""
+
+SAVES = """
     model.save("final.keras")
     keras.saving.save_model(model, "function.keras")
     tf.train.CheckpointManager(tf.train.Checkpoint(step=tf.Variable(1)), "checkpoints", max_to_keep=1).save()
@@ -93,7 +96,8 @@ def scalars(folder):
 def test_a_job_with_ps_workers_and_evaluator_count(start, program, small_cluster, tmp_path, read_json):
     config = (tmp_path / "small.yaml").read_text() + "  evaluatorType: standard\n  evaluatorCount: 1\n"
     (tmp_path / "with_evaluator.yaml").write_text(config)
-    job = start("-m", "tfdist.launch", "--cluster", "with_evaluator.yaml", "--job_dir", "job", "--summary", "s.json", program())
+    path = program(body=PROGRAM + SAVES)
+    job = start("-m", "tfdist.launch", "--cluster", "with_evaluator.yaml", "--job_dir", "job", "--summary", "s.json", path)
     assert job.wait(200) == 0, job.output
     chief, evaluator = read_json("chief.json"), read_json("evaluator.json")
 

@@ -31,8 +31,8 @@ FLAGS = {
         PATTERNS,
     ),
 }
-BY_FLAGS = ["net/down/kernel", "net/up/bias", "net/up/kernel", "net/words/embeddings"]
-BY_SINGA = ["net/down/bias", *BY_FLAGS]
+BY_FLAGS = ["down/kernel", "up/bias", "up/kernel", "words/embeddings"]
+BY_SINGA = ["down/bias", *BY_FLAGS]
 if not selection.ALL:
     del FLAGS["flags, 2 x 2 in one task"]  # Programs without a launcher are in test_split_training.py.
 SHARDED = {run: BY_FLAGS if PATTERNS in flags else BY_SINGA for run, flags in FLAGS.items()}
@@ -57,17 +57,16 @@ def runs(tmp_path_factory, run_python):
     return found
 
 
-@pytest.mark.parametrize("case", ["adam", "mixed_precision"])
+@pytest.mark.parametrize("dtype", ["net", "mixed"])
 @pytest.mark.parametrize("run", FLAGS)
-def test_many_steps_equal_one_process(runs, run, case):
-    expected = runs["one process"][0][case]
-    mixed = case == "mixed_precision"
-    rounding = 0.05 if mixed else 2e-4  # bfloat16 has 8 bits, and partial sums are rounded one by one.
+def test_many_steps_equal_one_process(runs, run, dtype):
+    expected = runs["one process"][0][dtype]
+    rounding = 0.05 if dtype == "mixed" else 2e-4  # bfloat16 has 8 bits, and partial sums are rounded one by one.
     for task in runs[run]:
-        got = task[case]
-        assert got["sharded"] == SHARDED[run]
-        for what in ("history", "evaluate", "predict") if mixed else ("history", "evaluate", "predict", "weights", "slots"):
-            assert equal(expected[what], got[what], rounding), what
+        got = task[dtype]
+        assert got["sharded"] == [f"{dtype}/{path}" for path in SHARDED[run]]
+        for what in ("history", "evaluate", "predict", *(() if dtype == "mixed" else ("weights", "slots"))):
+            assert expected[what] and equal(expected[what], got[what], rounding), what
 
 
 def test_the_ps_look_up_the_rows_of_sharded_tables(runs):
@@ -86,15 +85,15 @@ def test_a_sharded_table_that_a_step_reads_whole_is_named(runs):
 @pytest.mark.parametrize("run", FLAGS)
 def test_saved_models_load_in_one_process(runs, run):
     by_run = dict(zip(FLAGS, runs["one process"][0]["loaded"].values(), strict=True))
-    for case, predicted in by_run[run].items():
-        assert equal(runs[run][0][case]["predict"], predicted, 0.05 if case == "mixed_precision" else 1e-5), case
+    for dtype, predicted in by_run[run].items():
+        assert equal(runs[run][0][dtype]["predict"], predicted, 0.05 if dtype == "mixed" else 1e-5), dtype
 
 
 @pytest.mark.parametrize("run", FLAGS)
 def test_a_device_holds_its_shards_of_weights_and_slots(runs, run):
-    (whole,) = runs["one process"][0]["adam"]["bytes"].values()
+    (whole,) = runs["one process"][0]["bytes"].values()
     for task in runs[run]:
-        devices = sorted(task["adam"]["bytes"].values())
+        devices = sorted(task["bytes"].values())
         # Replicas of one worker of hogwild share its variables, and the variables of parameter_server are on the ps.
         replicas = 2 // TASKS[run] if "--strategy=hogwild" not in FLAGS[run] and "parameter_server" not in run else 1
         assert len(devices) == 2 * replicas

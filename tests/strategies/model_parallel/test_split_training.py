@@ -1,5 +1,6 @@
 """Models that keras.distribution splits over devices train as on one device: the cases of programs/split_models.py."""
 
+import functools
 import json
 
 import pytest
@@ -18,7 +19,7 @@ FOR_A_RELEASE = (  # What these do is in other cases and meshes, or in test_rule
     "own_train_step",
     "an_embedding_by_columns",
     "functions_of_tensorflow_by_rows",
-    "constraints",
+    "weights_that_more_than_the_optimizer_assigns",
     "run_eagerly",
     "mixed_precision",
     "loss_scaling",
@@ -28,87 +29,121 @@ FOR_A_RELEASE = (  # What these do is in other cases and meshes, or in test_rule
     "a_layer_of_sparse_inputs_by_rows",
     "attention_with_a_mask_of_two_axes",
 )
-ONE_REPLICA = (
-    "many_steps_of_adam",
-    "clipping_by_the_norm_of_all_gradients",
-    "a_gated_subclassed_model",
-    "layouts_of_activations",
-    "convolutions",
-    "a_transformer_with_dropout",
-    "experts_and_groups_of_heads",
-    "recurrent_layers_by_columns",
-    "functions_of_tensors_by_columns",
-    "built_in_fit",
-    "functions_of_tensorflow_by_columns",
-    "a_table_looked_up_by_tensorflow",
-    *(FOR_A_RELEASE if selection.ALL else ()),
-)
-TWO_REPLICAS = (
-    "a_pair_of_dense_layers",
-    "constraints",
-    "adamw_with_decay_clipping_and_averages",
-    "an_embedding_by_rows",
-    "a_transformer",
-    "own_train_step_that_assigns_weights",
-    "a_weight_that_begins_by_the_batch",
-)
-TWO_TASKS = ("many_steps_of_adam", "an_embedding_by_rows")  # Each holds a whole replica.
-SPANNING = (  # A replica is in two tasks. The transformer has an embedding by rows.
-    "a_pair_of_dense_layers",
-    "a_transformer",
-    "experts_and_groups_of_heads",
-    "own_train_step_that_assigns_weights",
-    *(("built_in_fit", "constraints", "recurrent_layers_by_columns") if selection.ALL else ()),
-)
-RUNS = {"1x4": ONE_REPLICA, "2x2": TWO_REPLICAS, "2x2, two tasks": TWO_TASKS, "2x2, four tasks": SPANNING}
+PARTS = {  # Cases of programs/split_cases.py in which models are trained side by side, and these models.
+    "blocks": ("a_pair_of_dense_layers", "a_transformer", "experts_and_groups_of_heads"),
+    "layers_of_texts": ("a_transformer_with_dropout", "experts_and_groups_of_heads", "a_table_looked_up_by_tensorflow"),
+    "layers_by_columns": ("functions_of_tensorflow", "functions_of_tensors", "recurrent_layers", "layouts_of_activations"),
+    "products_and_convolutions": ("a_gated_subclassed_model", "convolutions"),
+    "weights_that_more_than_the_optimizer_assigns": ("constraints", "a_weight_that_begins_by_the_batch"),
+}
+RUNS = {
+    "1x4": ("many_steps_of_adam", "layers_of_texts", *(FOR_A_RELEASE if selection.ALL else ())),
+    "1x2": (
+        "built_in_fit_with_clipping_by_the_norm_of_all_gradients",
+        "layers_by_columns",
+        "products_and_convolutions",
+    ),
+    "2x2": (
+        "blocks",
+        "weights_that_more_than_the_optimizer_assigns",
+        "adamw_with_decay_clipping_and_averages",
+        "an_embedding_by_rows",
+        "own_train_step_that_assigns_weights",
+    ),
+    "2x2, two tasks": ("many_steps_of_adam", "an_embedding_by_rows"),  # Each holds a whole replica.
+    "2x2, four tasks": (  # A replica is in two tasks. The transformer has an embedding by rows.
+        "blocks",
+        "own_train_step_that_assigns_weights",
+        *(
+            ("built_in_fit_with_clipping_by_the_norm_of_all_gradients", "constraints", "recurrent_layers")
+            if selection.ALL
+            else ()
+        ),
+    ),
+}
+TESTED = [run for run in RUNS if selection.ALL or run != "2x2, two tasks"]
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(run, marks=pytest.mark.release) if run == "2x2, two tasks" else run for run in RUNS]
-)
-def results(request, tmp_path_factory, run_python):
-    """(name of the run, what each task has written)"""
-    folder = tmp_path_factory.mktemp("split")
-    mesh, _, tasks = request.param.partition(", ")
-    count = {"": 1, "two tasks": 2, "four tasks": 4}[tasks]
-    command = [PROGRAM, mesh, *RUNS[request.param]]
-    if tasks:
-        (folder / "workers.conf").write_text(f"cluster {{ nworkers_per_group: 4 nworkers_per_procs: {4 // count} }}")
-        command = ["-m", "tfdist.launch", "--cluster", "workers.conf", *command]
-    run_python(folder, *command, timeout=580)
-    files = sorted(folder.glob(f"{mesh}*.json"))
-    assert len(files) == count, (folder / "output.txt").read_text()[-5000:]
-    found = [json.loads(path.read_text()) for path in files]
-    for task in found:
-        for case in RUNS[request.param]:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, run_python):
+    """Returns a function that runs a mesh, once, and returns what each task has written; the output if one has not."""
+
+    @functools.cache
+    def run(name):
+        folder = tmp_path_factory.mktemp("split")
+        mesh, _, tasks = name.partition(", ")
+        count = {"": 1, "two tasks": 2, "four tasks": 4}[tasks]
+        cases = RUNS[name] if name in RUNS else dict.fromkeys(case for run in TESTED for case in RUNS[run])
+        command = [PROGRAM, mesh, *cases]
+        if tasks:
+            (folder / "workers.conf").write_text(f"cluster {{ nworkers_per_group: 4 nworkers_per_procs: {4 // count} }}")
+            command = ["-m", "tfdist.launch", "--cluster", "workers.conf", *command]
+        run_python(folder, *command, timeout=580)
+        tasks = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{mesh}*.json"))]
+        return tasks if len(tasks) == count else (folder / "output.txt").read_text()[-5000:]
+
+    return run
+
+
+@pytest.fixture
+def results(run, request):
+    """(name of the run, what each task has written, what one device gives)"""
+    name = request.param
+    alone, tasks = run("one"), run(name)
+    assert isinstance(alone, list) and isinstance(tasks, list), (alone, tasks)
+    (one,) = alone
+    for case in RUNS[name]:
+        for task in (one, *tasks):
             assert "error" not in task[case], task[case]["error"]
-            task[case]["one"] = found[0][case]["one"]
-    return request.param, found
+    return name, tasks, one
 
 
-@pytest.mark.parametrize("case", dict.fromkeys((*ONE_REPLICA, *TWO_REPLICAS, *TWO_TASKS)))
-def test_equals_one_device(results, case):
-    run, tasks = results
-    if case not in RUNS[run]:
-        pytest.skip("runs on another mesh")
+def of_runs(*names):
+    return pytest.mark.parametrize("results", names, indirect=True)
+
+
+def of_part(values, part):
+    """Returns what of the values by name belongs to one of the models side by side: the names contain its name."""
+    return {name: value for name, value in values.items() if part in name}
+
+
+@pytest.mark.parametrize(
+    ("results", "case", "part"),
+    [
+        pytest.param(run, case, part, id=f"{run}-{part or case}")
+        for run in TESTED
+        for case in RUNS[run]
+        for part in PARTS.get(case, ("",))
+    ],
+    indirect=["results"],
+)
+def test_equals_one_device(results, case, part):
+    _, tasks, alone = results
+    one = alone[case]
     for task in tasks:
-        result = task[case]
+        split = task[case]
         rounding = 0.02 if case == "mixed_precision" else 2e-4  # bfloat16 has 8 bits, and partial sums are rounded one by one.
-        kinds = ("history", "evaluate", "predict", "called", "weights", "slots", "saliency")
-        for what in kinds[: 4 if case == "mixed_precision" else 7]:
-            assert equal(result["one"][what], result["split"][what], rounding), what
-        assert equal(result["split"]["predict"], result["loaded"], rounding), "loaded"
-        assert result["split"]["split"], "nothing is sharded"
+        assert equal(of_part(one["history"], part), of_part(split["history"], part), rounding)
+        exact = case != "mixed_precision"
+        for what in (*(("evaluate", "predict") if "evaluate" in one else ()), *(("saliency",) if exact else ())):
+            assert equal(one[what], split[what], rounding), what
+        called = (one["called"][part], split["called"][part]) if part else (one["called"], split["called"])
+        assert equal(*called, rounding)
+        for what in ("weights", "slots") if exact else ():
+            assert equal(*(list(of_part(each[what], part).values()) for each in (one, split)), rounding), what
+        assert any(part in path for path in split["split"]), "nothing is sharded"
+    assert tasks[0][case]["loaded"] == list(tasks[0][case]["weights"].values())
 
 
+@of_runs(*TESTED)
 def test_each_device_holds_its_part(results):
-    run, tasks = results
-    case = next(iter(RUNS[run]))
+    run, tasks, one = results
+    case = RUNS[run][0]
+    (whole,) = one[case]["bytes"].values()
     for task in tasks:
-        (whole,) = task[case]["one"]["bytes"].values()
-        held = task[case]["split"]["bytes"]
+        held = task[case]["bytes"]
         parts = 4 if run == "1x4" else 2
-        assert task[case]["split"]["split"] and len(held) == {"2x2, two tasks": 2, "2x2, four tasks": 1}.get(run, 4)
+        assert task[case]["split"] and len(held) == {"1x2": 2, "2x2, two tasks": 2, "2x2, four tasks": 1}.get(run, 4)
         if len(held) < parts:  # What is not split, every task holds, with its part.
             (most,) = held.values()
             assert whole / parts < most < 0.7 * whole
@@ -120,32 +155,30 @@ def test_each_device_holds_its_part(results):
         assert least * parts + (most - least) == whole
 
 
+@of_runs("2x2, four tasks")
 def test_all_tasks_of_a_replica_have_the_same_numbers(results):
-    run, tasks = results
+    run, tasks, _ = results
     for case in RUNS[run]:
         for task in tasks:
-            for what in ("history", "evaluate", "weights"):
-                assert task[case]["split"][what] == tasks[0][case]["split"][what]
+            for what in ("history", "weights"):
+                assert task[case][what] == tasks[0][case][what]
 
 
+@of_runs("2x2, four tasks")
 def test_a_block_of_a_transformer_adds_up_activations_twice_and_gradients_twice(results):
-    run, tasks = results
-    if run != "2x2, four tasks":
-        pytest.skip("a replica is in one task")
-    blocks, activations, positions = 2, [None, 6, 16], [6, 16]  # Examples, words, channels.
+    activations, positions = [None, 6, 16], [6, 16]  # Examples, words, channels.
+    _, tasks, _ = results
     for task in tasks:
-        sums = task["a_transformer"]["split"]["sums"]
-        assert sums.count(activations) == blocks * (2 + 2)
+        sums = task["blocks"]["sums"]
+        assert sums.count(activations) == (2 + 2) + (1 + 1)  # And a layer of attention to groups of heads.
         assert sums.count(positions) == 1
-        assert len(sums) <= blocks * (2 + 2) + 1 + 12, (
-            sums
-        )  # Rows of the table, examples and metrics, and buckets of gradients.
+        # Rows of tables, experts, examples and metrics, and buckets of gradients.
+        assert len(sums) - sums.count(activations) <= 21, sums
 
 
+@of_runs("2x2, four tasks")
 def test_what_a_replica_in_several_tasks_cannot_do_is_refused(results):
-    run, tasks = results
-    if run != "2x2, four tasks":
-        pytest.skip("a replica is in one task")
+    _, tasks, _ = results
     assert all(
         "TensorBoard(histogram_freq=1) reads all weights on the chief" in task["refused"]["histograms"] for task in tasks
     )

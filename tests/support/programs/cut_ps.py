@@ -30,11 +30,11 @@ def train():
 
     class Tell(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            time.sleep(0.02)
+            time.sleep(0.1)
 
         def on_epoch_end(self, epoch, logs=None):
             if (
-                epoch % 60 == 0 and epoch
+                epoch % 12 == 0 and epoch
             ):  # After more than two seconds every server has seen the chief, which counts from there.
                 print("training runs", flush=True)
 

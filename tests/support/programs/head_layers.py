@@ -1,6 +1,5 @@
 """Layers with heads of attention, or with experts, for split_cases.py."""
 
-import keras
 import numpy as np
 from keras import layers, ops
 
@@ -33,10 +32,9 @@ class Experts(layers.Layer):
         return ops.reshape(ops.einsum("we,ewc->wc", self.router(words), found), ops.shape(x))
 
 
-def grouped_heads_and_experts():
-    """Returns a block of a transformer for texts of six words."""
-    inputs = keras.Input((6,), dtype="int32")
-    x = layers.Embedding(32, 16)(inputs)
+def grouped_heads_and_experts(words):
+    """Returns what a block of a transformer says of texts of six words."""
+    x = layers.Embedding(32, 16)(words)
     x = x + layers.GroupQueryAttention(4, 8, 4)(x, x, use_causal_mask=True)
     x = x + Experts()(layers.LayerNormalization()(x))
-    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
+    return layers.Dense(10)(layers.GlobalAveragePooling1D()(x))

@@ -6,6 +6,7 @@ import tensorflow as tf
 from head_layers import Experts, Masked, grouped_heads_and_experts
 from keras import layers, ops
 from position_layers import BeginsByTheBatch, Positions
+from tensorflow_layers import LookedUp, Nested, OfSparse, Own, Plain, plain
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(104, 16)).astype("float32")
@@ -16,7 +17,7 @@ CASES = {}
 
 
 def case(layout, x=X, y=Y, **fitted):
-    """Registers a function that returns a compiled model, with its layout map."""
+    """Registers a function that returns a compiled model, with its layout map. Layers side by side need few traces."""
 
     def register(function):
         CASES[function.__name__] = (function, layout, x, y, {"batch_size": 16, "epochs": 4, **fitted})
@@ -28,6 +29,21 @@ def case(layout, x=X, y=Y, **fitted):
 def compiled(model, optimizer=None, **settings):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer or keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"], **settings)
+    return model
+
+
+def side_by_side(inputs, branches):
+    """Returns a compiled model with an output for each branch, a function of the inputs. The branches share nothing.
+
+    The paths of their variables, and the names of their losses, begin with the name of the branch.
+    """
+    outputs = {}
+    for name, branch in branches.items():
+        with keras.name_scope(name):
+            outputs[name] = branch(inputs)
+    model = keras.Model(inputs, outputs)
+    losses = {name: keras.losses.SparseCategoricalCrossentropy(from_logits=True) for name in branches}
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), losses, metrics={name: ["accuracy"] for name in branches})
     return model
 
 
@@ -43,11 +59,6 @@ def mlp(kind=keras.Sequential, dtype=None, **up):
             layers.Dense(10, name="head", dtype="float32" if dtype else None),
         ]
     )
-
-
-@case(PAIR)
-def a_pair_of_dense_layers():
-    return compiled(mlp())
 
 
 @case(PAIR, epochs=20)
@@ -67,11 +78,6 @@ def adamw_with_decay_clipping_and_averages():
     return compiled(
         mlp(), keras.optimizers.AdamW(0.003, weight_decay=0.01, clipnorm=0.1, use_ema=True, ema_overwrite_frequency=3)
     )
-
-
-@case(PAIR)
-def clipping_by_the_norm_of_all_gradients():
-    return compiled(mlp(), keras.optimizers.SGD(0.2, global_clipnorm=0.5))
 
 
 @case(PAIR)
@@ -95,10 +101,31 @@ CONSTRAINED = {
 }
 
 
-@case({".*(norm|unit)/kernel": (None, "model"), ".*(positive|between)/kernel": ("model", None)})
+SHARDED_CONSTRAINTS = {".*(norm|unit)/kernel": (None, "model"), ".*(positive|between)/kernel": ("model", None)}
+
+
+def constrained(inputs):
+    x = inputs["x"]
+    for name, each in CONSTRAINED.items():
+        x = layers.Dense(16, "tanh", name=name, kernel_constraint=each)(x)
+    return layers.Dense(10)(x)
+
+
+@case(SHARDED_CONSTRAINTS, x={"x": X}, y={"constraints": Y})
 def constraints():
-    constrained = [layers.Dense(16, "tanh", name=name, kernel_constraint=each) for name, each in CONSTRAINED.items()]
-    return compiled(keras.Sequential([keras.Input((16,)), *constrained, layers.Dense(10)]))
+    return side_by_side({"x": keras.Input((16,))}, {"constraints": constrained})
+
+
+@case(
+    {**SHARDED_CONSTRAINTS, ".*shift": ("model",)},
+    x={"x": X},
+    y={"constraints": Y, "a_weight_that_begins_by_the_batch": Y},
+)
+def weights_that_more_than_the_optimizer_assigns():
+    def begun(inputs):
+        return layers.Dense(10)(BeginsByTheBatch()(inputs["x"]))
+
+    return side_by_side({"x": keras.Input((16,))}, {"constraints": constrained, "a_weight_that_begins_by_the_batch": begun})
 
 
 @case(PAIR)
@@ -177,33 +204,26 @@ class Gated(keras.Model):
         return self.head(ops.concatenate([self.down(hidden), hidden[:, :3], ops.exp(-hidden[:, 3:5])], axis=-1))
 
 
-@case({**PAIR, ".*gate/kernel": (None, "model")})
-def a_gated_subclassed_model():
-    return compiled(Gated())
-
-
 @case(
     {
+        **PAIR,
+        ".*gate/kernel": (None, "model"),
         ".*filters/kernel": (None, None, None, "model"),
         ".*filters/bias": ("model",),
         ".*channels/kernel": (None, None, "model", None),
     },
-    x=IMAGES,
-    y=Y[:40],
+    x={"x": X[:40], "images": IMAGES},
+    y={"a_gated_subclassed_model": Y[:40], "convolutions": Y[:40]},
 )
-def convolutions():
-    return compiled(
-        keras.Sequential(
-            [
-                keras.Input((8, 8, 4)),
-                layers.Conv2D(8, 3, activation="relu", padding="same", name="filters"),
-                layers.Conv2D(6, 3, strides=2, name="channels"),
-                layers.BatchNormalization(),
-                layers.GlobalAveragePooling2D(),
-                layers.Dense(10),
-            ]
-        )
-    )
+def products_and_convolutions():
+    def convolutions(inputs):
+        x = layers.Conv2D(8, 3, activation="relu", padding="same", name="filters")(inputs["images"])
+        x = layers.BatchNormalization()(layers.Conv2D(6, 3, strides=2, name="channels")(x))
+        return layers.Dense(10)(layers.GlobalAveragePooling2D()(x))
+
+    inputs = {"x": keras.Input((16,)), "images": keras.Input((8, 8, 4))}
+    gated = lambda inputs: Gated()(inputs["x"])  # noqa: E731
+    return side_by_side(inputs, {"a_gated_subclassed_model": gated, "convolutions": convolutions})
 
 
 def text_model():
@@ -229,85 +249,52 @@ ATTENTION = {
     ".*token": (None, None, "model"),
     **PAIR,
 }
+EXPERTS = {".*experts_(up|down)": ("model", None, None)}
 
 
-def transformer(dropout, causal, token):
-    inputs = keras.Input((6,), dtype="int32")
-    x = Positions(8, token)(layers.Embedding(32, 16, name="words")(inputs))
-    for number in range(2):
-        normal = layers.LayerNormalization()(x)
-        attention = layers.MultiHeadAttention(4, 4, dropout=dropout, seed=number, name=f"attention_{number}")
-        x = x + attention(normal, normal, use_causal_mask=causal)
-        hidden = layers.Dense(32, "gelu", name=f"block_{number}_up")(layers.LayerNormalization()(x))
-        x = x + layers.Dropout(dropout, seed=7)(layers.Dense(16, name=f"block_{number}_down")(hidden))
-    return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
+def transformer(words, dropout, causal, token):
+    x = Positions(8, token)(layers.Embedding(32, 16, name="words")(words))
+    normal = layers.LayerNormalization()(x)
+    x = x + layers.MultiHeadAttention(4, 4, dropout=dropout, seed=0)(normal, normal, use_causal_mask=causal)
+    hidden = layers.Dense(32, "gelu", name="block_up")(layers.LayerNormalization()(x))
+    x = x + layers.Dropout(dropout, seed=7)(layers.Dense(16, name="block_down")(hidden))
+    return layers.Dense(10)(layers.GlobalAveragePooling1D()(x))
 
 
-@case(ATTENTION, x=TEXTS, y=Y[:40])
-def a_transformer():
-    return compiled(transformer(0.0, causal=True, token=False), keras.optimizers.Adam(0.003))
+@case(
+    {**ATTENTION, **EXPERTS},
+    x={"x": X[:40], "texts": TEXTS},
+    y=dict.fromkeys(("a_pair_of_dense_layers", "a_transformer", "experts_and_groups_of_heads"), Y[:40]),
+)
+def blocks():
+    def pair(inputs):
+        return layers.Dense(10, name="head")(
+            layers.Dense(12, "gelu", name="down")(layers.Dense(32, "relu", name="up")(inputs["x"]))
+        )
+
+    branches = {
+        "a_pair_of_dense_layers": pair,
+        "a_transformer": lambda inputs: transformer(inputs["texts"], 0.0, causal=True, token=False),
+        "experts_and_groups_of_heads": lambda inputs: grouped_heads_and_experts(inputs["texts"]),
+    }
+    return side_by_side({"x": keras.Input((16,)), "texts": keras.Input((6,), dtype="int32")}, branches)
 
 
-@case(ATTENTION, x=TEXTS, y=Y[:40])
-def a_transformer_with_dropout():
-    return compiled(transformer(0.3, causal=False, token=True), keras.optimizers.SGD(0.05))
+@case(
+    {**ATTENTION, **EXPERTS},
+    x={"texts": TEXTS},
+    y=dict.fromkeys(("a_transformer_with_dropout", "experts_and_groups_of_heads", "a_table_looked_up_by_tensorflow"), Y[:40]),
+)
+def layers_of_texts():
+    branches = {
+        "a_transformer_with_dropout": lambda inputs: transformer(inputs["texts"], 0.3, causal=False, token=True),
+        "experts_and_groups_of_heads": lambda inputs: grouped_heads_and_experts(inputs["texts"]),
+        "a_table_looked_up_by_tensorflow": lambda inputs: layers.Dense(10)(layers.Flatten()(LookedUp()(inputs["texts"]))),
+    }
+    return side_by_side({"texts": keras.Input((6,), dtype="int32")}, branches)
 
 
-@case({".*shift": ("model",)})
-def a_weight_that_begins_by_the_batch():
-    return compiled(keras.Sequential([keras.Input((16,)), BeginsByTheBatch(), layers.Dense(10)]))
-
-
-@case({**ATTENTION, ".*experts_.*": ("model", None, None)}, x=TEXTS, y=Y[:40])
-def experts_and_groups_of_heads():
-    return compiled(grouped_heads_and_experts(), keras.optimizers.Adam(0.003))
-
-
-@case({".*kernel": (None, "model"), "(sequential.*/)?first": (None, "model"), "(sequential.*/)?second": ("batch", None)})
-def layouts_of_activations():
-    dense = (layers.Dense(8, name="first"), layers.Dense(12, name="second"), layers.Dense(12))
-    return compiled(keras.Sequential([keras.Input((16,)), *dense]))
-
-
-COLUMNS = {".*kernel": (None, "model")}
 SEQUENCES = IMAGES.reshape(40, 16, 16)[:, :6]
-
-
-@case(COLUMNS, x=SEQUENCES, y=Y[:40] % 4)
-def recurrent_layers_by_columns():
-    recurrent = [
-        layers.SimpleRNN(8, return_sequences=True),
-        layers.SimpleRNN(8, return_sequences=True, unroll=True),
-        layers.GRU(8),
-    ]
-    return compiled(keras.Sequential([keras.Input((6, 16)), *recurrent, layers.Dense(4)]))
-
-
-@tf.custom_gradient
-def reversed_gradient(x):
-    return tf.identity(x), lambda gradient: -gradient
-
-
-class Nested(layers.Layer):
-    """Calls operations of TensorFlow with functions or nested tensors."""
-
-    def call(self, x):
-        x = reversed_gradient(x)
-        x = tf.cond(tf.reduce_sum(x) > 0.0, lambda: tf.nn.relu(x) * 2.0, lambda: tf.concat([x[:, :4], x[:, 4:]], axis=-1))
-        _, x = tf.while_loop(lambda step, _: step < 2, lambda step, y: (step + 1, y * x), (0, tf.ones_like(x[:1]) + x * 0.0))
-        x = tf.map_fn(lambda row: row * 0.5, x + 1.0)
-        return tf.ensure_shape(tf.py_function(lambda y: tf.tanh(y), [x * 1.5], tf.float32), x.shape)
-
-
-@case(COLUMNS, x=X[:40], y=Y[:40] % 4)
-def functions_of_tensors_by_columns():
-    normalized = layers.SpectralNormalization(layers.Dense(8))
-    return compiled(keras.Sequential([keras.Input((16,)), layers.Dense(8), Nested(), normalized, Nested(), layers.Dense(4)]))
-
-
-class OfSparse(layers.Dense):
-    def call(self, x):
-        return super().call(tf.sparse.from_dense(tf.nn.relu(x)))
 
 
 @case({".*kernel": ("model", None)})
@@ -321,67 +308,48 @@ def attention_with_a_mask_of_two_axes():
 
 
 @case(PAIR)
-def built_in_fit():
-    return compiled(keras.Sequential([layers.Dense(32, "relu", name="up"), layers.Dense(10, name="down")]))
+def built_in_fit_with_clipping_by_the_norm_of_all_gradients():
+    model = keras.Sequential([layers.Dense(32, "relu", name="up"), layers.Dense(10, name="down")])
+    return compiled(model, keras.optimizers.SGD(0.2, global_clipnorm=0.5))
 
 
-class Own(layers.Layer):
-    """Multiplies with the result of a function of TensorFlow that has no rule."""
-
-    def build(self, shape):
-        self.kernel = self.add_weight(name="kernel", shape=(shape[-1], 12))
-
-    def call(self, x):
-        return tf.matmul(x, tf.reverse(self.kernel, [0]))
+def recurrent(inputs):
+    x = layers.SimpleRNN(8, return_sequences=True)(inputs["sequences"])
+    return layers.Dense(4)(layers.GRU(8)(layers.SimpleRNN(8, return_sequences=True, unroll=True)(x)))
 
 
-class Plain(layers.Layer):
-    """A dense layer in TensorFlow's functions, as its guides write one."""
-
-    def build(self, shape):
-        self.w = self.add_weight(name="kernel", shape=(shape[-1], 12))
-        self.b = self.add_weight(name="bias", shape=(12,), initializer="zeros")
-
-    def call(self, x):
-        self.add_loss(0.01 * (tf.nn.l2_loss(self.w) + tf.reduce_sum(tf.square(self.w))))
-        return tf.nn.relu(PLAIN[self.name](x, self.w) + self.b)
+@case({".*kernel": (None, "model")}, x={"sequences": SEQUENCES}, y={"recurrent_layers": Y[:40] % 4})
+def recurrent_layers():
+    return side_by_side({"sequences": keras.Input((6, 16))}, {"recurrent_layers": recurrent})
 
 
-PLAIN = {
-    "matmul": tf.matmul,
-    "transposed": lambda x, w: tf.matmul(x, tf.transpose(w), transpose_b=True),
-    "tensordot": lambda x, w: tf.tensordot(x, w, [[-1], [0]]),
-    "einsum": lambda x, w: tf.einsum("bi,io->bo", x, tf.multiply(w, 2.0)),
-    "dot": lambda x, w: ops.dot(x, ops.exp(w) - w**2),
-    "operator": lambda x, w: x @ w,
-}
+@case(
+    {".*kernel": (None, "model"), "(.*/)?first": (None, "model"), "(.*/)?second": ("batch", None)},
+    x={"x": X[:40], "sequences": SEQUENCES},
+    y=dict.fromkeys(
+        ("functions_of_tensorflow", "functions_of_tensors", "recurrent_layers", "layouts_of_activations"), Y[:40] % 4
+    ),
+)
+def layers_by_columns():
+    def nested(inputs):
+        normalized = layers.SpectralNormalization(layers.Dense(8))
+        return layers.Dense(4)(Nested()(normalized(Nested()(layers.Dense(8)(inputs["x"])))))
 
-
-def plain(units):
-    return compiled(keras.Sequential([keras.Input((16,)), *(Plain(name=name) for name in PLAIN), layers.Dense(units)]))
-
-
-@case({".*kernel": (None, "model")}, y=Y % 4)
-def functions_of_tensorflow_by_columns():
-    return plain(4)
+    branches = {
+        "functions_of_tensorflow": lambda inputs: layers.Dense(4)(plain(inputs["x"])),
+        "functions_of_tensors": nested,
+        "recurrent_layers": recurrent,
+        "layouts_of_activations": lambda inputs: layers.Dense(4)(
+            layers.Dense(12, name="second")(layers.Dense(8, name="first")(inputs["x"]))
+        ),
+    }
+    return side_by_side({"x": keras.Input((16,)), "sequences": keras.Input((6, 16))}, branches)
 
 
 @case({".*(matmul|transposed|tensordot|einsum|dot|operator)/kernel": ("model", None)})
 def functions_of_tensorflow_by_rows():
-    return plain(10)
-
-
-class LookedUp(layers.Layer):
-    def build(self, shape):
-        self.table = self.add_weight(name="table", shape=(32, 8))
-
-    def call(self, numbers):
-        return tf.nn.embedding_lookup(self.table, numbers) + tf.gather(self.table, numbers)
-
-
-@case({".*table": ("model", None)}, x=TEXTS, y=Y[:40])
-def a_table_looked_up_by_tensorflow():
-    return compiled(keras.Sequential([keras.Input((6,), dtype="int32"), LookedUp(), layers.Flatten(), layers.Dense(10)]))
+    inputs = keras.Input((16,))
+    return compiled(keras.Model(inputs, layers.Dense(10)(plain(inputs))))
 
 
 OBJECTS = {own.__name__: own for own in (OwnStep, AssigningStep, Gated, Experts, Nested, OfSparse, Masked, Plain, LookedUp)}

@@ -1,13 +1,15 @@
-"""Trains models on one device and split over a mesh of four, and writes what both give to MESH.json.
+"""Trains models on one device, or split over a mesh, and writes what that gives to MESH.json.
 
-`python split_models.py MESH [CASE …]`, where MESH is 1x4 or 2x2; `split_models.py refused` writes errors. Under the launcher each task writes MESH-RANK.json,
-and the chief alone trains on one device.
+`python split_models.py MESH CASE …`, where MESH is `one`, 1x2, 1x4 or 2x2; `split_models.py refused` writes errors. Under the
+launcher each task writes MESH-RANK.json.
 """
 
 import contextlib
 import json
+import math
 import os
 import sys
+import time
 import traceback
 
 import keras
@@ -17,7 +19,10 @@ from split_cases import CASES, OBJECTS, PAIR, REFUSED, X, Y, compiled, mlp
 
 import tfdist
 
-MESHES = {"1x4": (1, 4), "2x2": (2, 2)}
+MESHES = {"1x2": (1, 2), "1x4": (1, 4), "2x2": (2, 2)}
+ALONE = "cluster {{ nworkers_per_group: {0} nworkers_per_procs: {0} }}"
+EVALUATED = ("many_steps_of_adam", "own_train_step_that_assigns_weights", "mixed_precision")
+"""Cases that also evaluate and predict. In others the layers compute the same in `fit`, and in a call of the model."""
 
 
 def own_loop(scope, run, reduce):
@@ -40,7 +45,7 @@ def own_loop(scope, run, reduce):
 
 def refused():
     """Returns what each refused program says, what happens without a scope, and the losses of a loop without `fit`."""
-    strategy = tfdist.strategy("cluster { nworkers_per_group: 4 nworkers_per_procs: 4 }")
+    strategy = tfdist.strategy(ALONE.format(4))
     found = {}
     mesh = MESHES["1x4"]
     for name, (layout, build) in REFUSED.items():
@@ -52,12 +57,15 @@ def refused():
         except ValueError as error:
             found[name] = str(error)
     keras.distribution.set_distribution(distribution(mesh, PAIR))
-    for name, scope in {"export": strategy.scope, "a_model_outside_the_scope": contextlib.nullcontext}.items():
+    with strategy.scope():
+        model = compiled(mlp())
+    attempts = {
+        "export": lambda: model.export("exported"),
+        "a_model_outside_the_scope": lambda: compiled(mlp()).fit(X, Y, verbose=0),
+    }
+    for name, attempt in attempts.items():
         try:
-            with scope():
-                model = compiled(mlp())
-            model.fit(X, Y, verbose=0)
-            model.export("exported")
+            attempt()
         except (ValueError, NotImplementedError) as error:
             found[name] = str(error)
     found["own_loop"] = [
@@ -138,31 +146,45 @@ def train(name, scope):
     sums = []
     with scope:
         model = build()
-    if not model.built and name != "built_in_fit":
+    if not model.built and not name.startswith("built_in_fit"):
         model.build((None, *x.shape[1:]))
-    if name == "a_pair_of_dense_layers":  # Outside of the scope, for all replicas.
+    if name == "blocks":  # Outside of the scope, for all replicas.
         model.set_weights([weight + 0.05 for weight in model.get_weights()])
     with noting_sums(sums):
         history = model.fit(x, y, shuffle=False, verbose=0, **fitted).history
-    result = {"history": history, "sums": sums, "weights": [w.ravel().tolist() for w in model.get_weights()]}
-    result["evaluate"] = model.evaluate(x, y, verbose=0, return_dict=True)
-    result["predict"] = model.predict(x, verbose=0).ravel().tolist()
-    result["called"] = model(x[:4]).numpy().ravel().tolist()
-    result["saliency"] = saliency(model, x[:4])
-    result["slots"] = [np.asarray(v.numpy(), "float64").ravel().tolist() for v in model.optimizer.variables]
+    few = tf.nest.map_structure(lambda each: each[:4], x)
+    result = {"history": history, "sums": sums, "called": lists(model(few)), "saliency": saliency(model, few)}
+    result["weights"] = {
+        w.path: np.asarray(v).ravel().tolist() for w, v in zip(model.weights, model.get_weights(), strict=True)
+    }
+    result["slots"] = {v.path: np.asarray(v.numpy(), "float64").ravel().tolist() for v in model.optimizer.variables}
     result["bytes"] = bytes_by_device(model)
     result["split"] = sorted(v.path for v in model.weights if hasattr(v._value, "shards"))
+    if name in EVALUATED:
+        result["evaluate"] = model.evaluate(x, y, verbose=0, return_dict=True)
+        result["predict"] = model.predict(x, verbose=0).ravel().tolist()
     model.save(f"{name}.keras")
     return result
 
 
+def loaded(name):
+    """Returns the weights of the saved model, without a layout map and outside of the scope."""
+    model = keras.models.load_model(f"{name}.keras", custom_objects=OBJECTS, compile=False)
+    return lists(model.get_weights())
+
+
+def lists(tensors):
+    return tf.nest.map_structure(lambda each: tf.convert_to_tensor(each).numpy().ravel().tolist(), tensors)
+
+
 def saliency(model, x):
-    """Returns the gradient of the sum of all outputs by the inputs, if there is one."""
-    x = tf.convert_to_tensor(x)
+    """Returns the gradients of the sum of all outputs by the inputs that are floats."""
+    x = tf.nest.map_structure(tf.convert_to_tensor, x)
+    floats = [each for each in tf.nest.flatten(x) if each.dtype.is_floating]
     with tf.GradientTape() as tape:
-        tape.watch(x)
-        outputs = model(x)
-    return [] if x.dtype.is_integer else tape.gradient(outputs, x).numpy().ravel().tolist()
+        tape.watch(floats)
+        outputs = tf.nest.flatten(model(x))
+    return lists(tape.gradient(outputs, floats))
 
 
 @contextlib.contextmanager
@@ -185,34 +207,30 @@ def main():
         with open("refused.json", "w") as file:
             json.dump(refused(), file)
         return
-    alone = "TF_CONFIG" not in os.environ
-    strategy = tfdist.strategy("cluster { nworkers_per_group: 4 nworkers_per_procs: 4 }" if alone else None)
-    results = {}
-    for name in names or CASES:
+    results, alone = {}, "TF_CONFIG" not in os.environ
+    if mesh != "one":
+        strategy = tfdist.strategy(ALONE.format(math.prod(MESHES[mesh])) if alone else None)
+    for name in names:
+        begin = time.monotonic()
         try:
             keras.backend.clear_session()
-            one = train(name, contextlib.nullcontext()) if tfdist.is_chief() else None
-            keras.backend.clear_session()
-            followed = distribution(MESHES[mesh], CASES[name][1])
-            if name != "built_in_fit":
-                keras.distribution.set_distribution(followed)
-            split = train(name, both_scopes(followed, strategy))
-            keras.distribution.set_distribution(None)
-            results[name] = {"one": one, "split": split, "loaded": loaded(name, strategy)}
+            if mesh == "one":
+                results[name] = train(name, contextlib.nullcontext())
+            else:
+                followed = distribution(MESHES[mesh], CASES[name][1])
+                if not name.startswith("built_in_fit"):
+                    keras.distribution.set_distribution(followed)
+                results[name] = train(name, both_scopes(followed, strategy))
+                keras.distribution.set_distribution(None)
+            if tfdist.is_chief():  # It alone has written the file.
+                results[name]["loaded"] = loaded(name)
         except Exception:
             results[name] = {"error": traceback.format_exc()}
-    if strategy.extended.mesh.others:
+        print(f"{time.monotonic() - begin:5.1f} s {name}", flush=True)
+    if mesh != "one" and strategy.extended.mesh.others:
         results["refused"] = refused_over_tasks(strategy)
     with open(f"{mesh}.json" if alone else f"{mesh}-{tfdist.rank()}.json", "w") as file:
         json.dump(results, file)
-
-
-def loaded(name, strategy):
-    """Predicts with the saved model, without a layout map and outside of the scope."""
-    if tfdist.size() > 1:  # The chief alone writes the file.
-        strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0)))
-    model = keras.models.load_model(f"{name}.keras", custom_objects=OBJECTS, compile=False)
-    return model.predict(CASES[name][2], verbose=0).ravel().tolist()
 
 
 if __name__ == "__main__":
