@@ -300,8 +300,7 @@ class GroupCalls:
 
         A turn without blocks counts as one with progress, or it would never be over.
         """
-        blocks = [self._steps.blocks[number] for number in turn]
-        return any(owner in block.dirty for block in blocks) or not self._in_rounds or not turn
+        return any(owner in self._steps.blocks[number].dirty for number in turn) or not self._in_rounds or not turn
 
     def _begin_push(self, group: int, turns: int, is_in_round: bool, is_scheduled: bool) -> bool:
         """Notes that a group pushes now, and returns whether all groups begin an epoch.
@@ -335,7 +334,7 @@ class GroupCalls:
         active = [v for v in floating if id(v) in self._trained - overwritten]
         statistics = [v for v in floating if not v.trainable and id(v) not in overwritten]
         self._replicas.register(active, Kind.SYNCHRONIZED, self._strategy.synchronization.fragments)
-        # Each step moves the numbers of float8's histories: a reply that comes later would add them at other places.
+        # Each step moves float8's histories: a reply that comes later would add to other places of them.
         self._replicas.register([v for v in floating if id(v) in overwritten], Kind.OWN)
         self._register_frozen(floating, statistics)
         buffers = buffers_of(optimizers_of(self._model)) if self._averages_momentum else []

@@ -230,7 +230,7 @@ def _numbers(value: Any, first: Any = 0) -> tf.Tensor:
 
 
 # Traced once and called for each tensor, because tracing all of this for each of a hundred gradients took seconds.
-@tf.function(autograph=False, reduce_retracing=True)
+@tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator]
 def _projected(vector: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
     """Returns the square of the norm of a vector, [n], and its projections, given the places of its numbers, [n]."""
     places = tf.cast(numbers % 8191, tf.float32)
