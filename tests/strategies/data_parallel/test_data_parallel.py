@@ -175,14 +175,14 @@ N = 250
 ONCE = [N, N * (N - 1) / 2, (N - 1) * N * (2 * N - 1) / 6]
 
 
-def tests_of(cases):
+def names_of(cases):
     """Returns the names of the tests of some cases of the program."""
     return [name for case in cases for name in TOGETHER.get(case, [case])]
 
 
 def pytest_generate_tests(metafunc):
     """Runs a test on the clusters that have its case: that of its parameter `name`, or of its own name."""
-    of_clusters = {cluster: tests_of(cases) for cluster, (*_, cases) in CLUSTERS.items()}
+    of_clusters = {cluster: names_of(cases) for cluster, (*_, cases) in CLUSTERS.items()}
     if "name" in metafunc.fixturenames:
         compared = [(cluster, name) for cluster, names in of_clusters.items() for name in names if name not in NOT_COMPARED]
         metafunc.parametrize(("cluster", "name"), dict.fromkeys(compared))
@@ -310,5 +310,5 @@ def test_what_cannot_work_says_so(results):
 def test_every_case_of_the_program_is_looked_at_here(ran):
     cluster, tasks, _ = ran
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
-    assert {*NOT_COMPARED} <= tested and {*tasks[0]["cases"]} == {*tests_of(ALL_CASES)}
-    assert {*tasks[0]} == {*tests_of(CLUSTERS[cluster][2]), "replicas", "cases"}
+    assert {*NOT_COMPARED} <= tested and {*tasks[0]["cases"]} == {*names_of(ALL_CASES)}
+    assert {*tasks[0]} == {*names_of(CLUSTERS[cluster][2]), "replicas", "cases"}
