@@ -4,9 +4,8 @@ Two more servers stand for the restarts of worker:1: the cluster gets the addres
 """
 
 import json
-import os
-import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -20,22 +19,12 @@ from tfdist.strategies.private_api import cluster_of, use_own_executor
 from tfdist.strategies.runtime import chief_device
 
 SECONDS, THREADS = float(sys.argv[1]), 5
+SERVER = """
+import json, sys, tensorflow as tf
+cluster = tf.train.ClusterSpec({job: {int(i): a for i, a in tasks.items()} for job, tasks in json.loads(sys.argv[1]).items()})
+tf.distribute.Server(cluster, job_name="worker", task_index=1, protocol="grpc").join()
+"""
 
-
-def forked():
-    """Returns the process id of a server, and the socket that it reads its cluster from. Call it before TensorFlow starts."""
-    ours, theirs = socket.socketpair()
-    pid = os.fork()
-    if pid:
-        theirs.close()
-        return pid, ours
-    ours.close()
-    tasks = json.loads(theirs.makefile().readline() or os._exit(0))
-    cluster = tf.train.ClusterSpec({job: {int(index): a for index, a in each.items()} for job, each in tasks.items()})
-    tf.distribute.Server(cluster, job_name="worker", task_index=1, protocol="grpc").join()
-
-
-servers = [forked() for _ in range(2)]
 tasks = (Task("chief", 0), Task("worker", 0), Task("worker", 1), Task("ps", 0))
 strategy = tfdist.strategy(Cluster(tasks, strategy="parameter_server"))
 handler = cluster_of(strategy.executions._coordinator).failure_handler
@@ -45,16 +34,18 @@ with tf.device("/job:worker/replica:0/task:0"):
     function = tf.function(lambda x: x + variable).get_concrete_function(tf.TensorSpec([]))
 
 
-def start(server, port):
+def start(port):
     addresses = {
         job.name: {str(index): address for index, address in job.tasks.items()} for job in handler._server_def.cluster.job
     }
     addresses["worker"]["1"] = f"localhost:{port}"
-    server.sendall(f"{json.dumps(addresses)}\n".encode())
+    server = subprocess.Popen([sys.executable, "-c", SERVER, json.dumps(addresses)], stderr=subprocess.DEVNULL)
     while True:
         try:
-            return socket.create_connection(("localhost", port), 1.0).close()
+            socket.create_connection(("localhost", port), 1.0).close()
+            return server
         except OSError:
+            assert server.poll() is None
             time.sleep(0.1)
 
 
@@ -62,8 +53,7 @@ sockets = [socket.create_server(("localhost", 0)) for _ in range(2)]
 ports = [one.getsockname()[1] for one in sockets]
 for one in sockets:
     one.close()
-for (_, server), port in zip(servers, ports, strict=True):
-    start(server, port)
+servers = [start(port) for port in ports]
 recovery.answering = lambda tasks, deadline: set(tasks)
 over, calls, updates, errors = threading.Event(), [0] * THREADS, 0, []
 
@@ -84,7 +74,7 @@ threads = [threading.Thread(target=call, args=(number,)) for number in range(THR
 for thread in threads:
     thread.start()
 end = time.monotonic() + SECONDS
-while time.monotonic() < end or updates < 20:
+while time.monotonic() < end:
     for job in handler._server_def.cluster.job:
         if job.name == "worker":
             job.tasks[1] = f"localhost:{ports[updates % 2]}"
@@ -95,7 +85,7 @@ while time.monotonic() < end or updates < 20:
 over.set()
 for thread in threads:
     thread.join(30)
-for pid, _ in servers:
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+for server in servers:
+    server.kill()
+    server.wait()
 print("FOUND " + json.dumps({"calls": sum(calls), "updates": updates, "errors": errors[:3]}), flush=True)
