@@ -196,8 +196,8 @@ json.dump(out | {"prediction": model.predict(X, verbose=0).tolist()}, open("out.
 @pytest.mark.parametrize(
     ("servers", "elsewhere"),
     [
-        # With one worker parameter_server trains as one process does, bit for bit.
-        pytest.param(2, {"worker": [], "ps": []}, id="parameter_server"),
+        # With one worker parameter_server trains as one process does, bit for bit. test_job_backup.py restarts such jobs, too.
+        pytest.param(2, {"worker": [], "ps": []}, id="parameter_server", marks=pytest.mark.release),
         # Here the worker trains too, and restores the only backup, the chief's.
         pytest.param(0, {"worker": ["out.json"]}, id="multi_worker_mirrored"),
     ],

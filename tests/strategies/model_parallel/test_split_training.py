@@ -44,7 +44,7 @@ RUNS = {
         "products_and_convolutions",
     ),
     "2x2": (
-        "blocks",
+        *(("blocks",) if selection.ALL else ()),  # Four tasks have them for each change.
         "weights_that_more_than_the_optimizer_assigns",
         "adamw_with_decay_clipping_and_averages",
         "an_embedding_by_rows",
