@@ -49,8 +49,8 @@ def averages_and_scales():
 
     batch = np.random.default_rng(1).normal(size=(16, 8)).astype("float32")
     x = np.tile(0.2 * (batch - batch.mean(axis=0)) / batch.std(axis=0), (32, 1))  # It matters not which group takes which.
+    model.evaluate(x[:16], x[:16, :1], verbose=0)  # Each group has its own scales when the training begins.
     model.fit(x, x[:, :1], batch_size=16, epochs=4, shuffle=False, verbose=0, callbacks=[Look()])
-    model.fit(x[:32], x[:32, :1], batch_size=16, verbose=0)  # Each group has its own scales when this begins.
     strategy.steps_per_synchronization = 16
     return found, [float(v.numpy()) for v in model.trainable_variables if v.path.endswith("_scale")]
 
