@@ -22,7 +22,7 @@ from tfdist.strategies.inputs.batches import as_tensors, rows_of, without_option
 from tfdist.strategies.inputs.source import EmptyDatasetError
 from tfdist.strategies.keras_hooks.checks import metric_sums
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
-from tfdist.strategies.keras_hooks.checks.step_trial import are_dense, joined
+from tfdist.strategies.keras_hooks.checks.step_trial import are_dense, mapped
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimizers
 from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_normalization
 from tfdist.strategies.keras_hooks.replicas.own_values import kept, of_first
@@ -61,6 +61,7 @@ class TrainingLoop:
         check: the check of the step; None if there is none.
         note: gets this object and the first batch that `train_on_batch` or `test_on_batch` passes.
         agree: see `Replica`. A step that runs eagerly may decide in Python, by its own part of the batch, what it does.
+        gather: returns a value per replica as one tensor of the rows of all replicas, in every task.
     """
 
     def __init__(
@@ -72,11 +73,13 @@ class TrainingLoop:
         check: ShardCheck | None = None,
         note: Callable[[Any, Any], None] = lambda loop, batch: None,
         agree: Callable[[str], None] | None = None,
+        gather: Callable[[Any], Any] = lambda value: value,
     ) -> None:
         self._strategy = strategy
         self._layout = layout
         self._model = model
         self._check = check
+        self._gather = gather
         self._agree = agree if model.run_eagerly else None
         self._metrics = ReplicaMetrics(strategy, layout, model, step)
         self._loops = self._metrics.returns_metrics
@@ -156,8 +159,8 @@ class TrainingLoop:
         examples, shards = int(element["examples"]), [without_optionals(shard) for shard in element["shards"]]
         if examples >= 2 * self._layout.replicas:
             self._check.run(shards[0], examples)
-        elif examples >= 2 and len(shards) == self._layout.replicas and are_dense(shards[0]):
-            self._check.run(functools.reduce(joined, shards), examples)
+        elif examples >= 2 and are_dense(shards[0]):
+            self._check.run(mapped(self._gather, per_replica(shards)), examples)
         self._build(self._check.unbuilt)  # Else the step would be traced once for this.
 
     def _call(self, kind: str, spec: Any, *arguments: Any) -> Any:

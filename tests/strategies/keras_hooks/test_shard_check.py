@@ -93,6 +93,7 @@ def only_tried_out(cases):
 
 
 FEW = ("contrastive", "a_mean_of_the_examples", "batch_normalization")
+FEW_EXAMPLES = "an_average_that_the_step_uses"  # Tasks have one or two each, and the step is tried out on all.
 SHARDED = (*FEW, "sharpness_aware", "a_sum_of_the_examples", "clips_gradients_when_they_are_large")
 
 GROUPS = "cluster { nworker_groups: 2 nworkers_per_group: 2 nserver_groups: 1 nservers_per_group: 1 }"
@@ -112,7 +113,7 @@ CLUSTERS = {
         SHARDED,
         *("--partition=kernel=rows", "--partition_tasks=2"),
     ),
-    "multi_worker_mirrored": ("cluster { nworkers_per_group: 2 }", ALL_STEPS if selection.ALL else FEW),
+    "multi_worker_mirrored": ("cluster { nworkers_per_group: 2 }", ALL_STEPS if selection.ALL else (*FEW, FEW_EXAMPLES)),
     "parameter_server": (GROUPS, FEW),
     "hogwild": (GROUPS, FEW),
 }
