@@ -67,7 +67,8 @@ class DataParallelHooks(KerasHooks):
         check_optimizer(model, self._strategy)
         check_model(model, self._strategy.extended.mesh)
         check = self._shard_check(model, step) if self.layout.replicas > 1 else None
-        loop = TrainingLoop(self._strategy, self.layout, model, step, check, self._note_batch, self._agree(model, step))
+        agree = self._agree(model, step)
+        loop = TrainingLoop(self._strategy, self.layout, model, step, check, self._note_batch, agree, self._gathered)
         return self._together(loop)
 
     def _note_batch(self, owner: Any, batch: Any) -> None:
@@ -83,6 +84,16 @@ class DataParallelHooks(KerasHooks):
         if (calls is None and len(local) == 1) or step != model.train_step or not has_own_step(model):
             return None
 
+        firsts: dict[str, int] = {}
+
+        def in_order(what: str) -> str:
+            """Numbers optimizers from the first: where a task has made others before, Keras' names have other numbers."""
+            name, _, number = what.rpartition("_")
+            if not number.isdecimal():
+                name, number = what, "0"
+            place = int(number) - firsts.setdefault(name, int(number))
+            return f"{name}_{place}" if place else name
+
         def agree(strategy: Any, what: Any) -> None:
             each = strategy.experimental_local_results(what)
             found = difference({f"replica {k}": {"call": "a step", "step": w} for k, w in zip(local, each, strict=False)})
@@ -91,7 +102,7 @@ class DataParallelHooks(KerasHooks):
             if calls is not None:
                 calls.agree({"call": "a step", "step": each[0]})
 
-        return lambda what: tf.distribute.get_replica_context().merge_call(agree, args=(what,))
+        return lambda what: tf.distribute.get_replica_context().merge_call(agree, args=(in_order(what),))
 
     def _shard_check(self, model: Any, step: Callable[..., Any]) -> ShardCheck | None:
         @contextlib.contextmanager
