@@ -2,14 +2,15 @@
 
 * A metric function that returns one number for a batch, such as a Dice coefficient, or one for each class, may be anything.
   Every replica computes it on the whole batch, and counts it by its share.
-* `keras.metrics.Mean` counts a number without weights, such as a loss, by the replica's share, and once for the batch; the sum
-  over the replica's examples, which a trial finds, in full.
+* `keras.metrics.Mean` counts a number, such as a loss, by the replica's share, and once for the batch, unless a weight comes
+  from the batch; the sum over the replica's examples, which a trial finds, in full.
 * `keras.metrics.Sum` counts a number that is no result of the batch, such as 1 for each batch, by the replica's share; a sum
   over the replica's examples counts in full.
 """
 
 import functools
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,10 @@ from tfdist.strategies.keras_hooks.replicas.whole_batch import (
 )
 from tfdist.strategies.private_api import patches
 
+_SAME_WEIGHTS = (float, type(None))
+"""Types of weights that all replicas have. An integer may be the number of a replica's examples."""
+
+_of_rows: weakref.WeakSet[Any] = weakref.WeakSet()  # Metrics that add up numbers of examples.
 _log = logging.getLogger("tfdist")
 
 
@@ -94,18 +99,19 @@ def _update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_
     replica = replica_context.with_share()
     if replica is None or not _is_number_of_batch(values, replica):
         return original(metric, values, sample_weight)
+    has_same_weight = isinstance(sample_weight, _SAME_WEIGHTS)
     if replica.recorded is not None and replica.metric_numbers is None:
-        if sample_weight is None:
+        if has_same_weight:
             metric_trial.settle(replica, metric)
         return original(metric, values, sample_weight)
     if replica.metric_numbers is not None:
         replica.metric_numbers.append(values)
         if not replica.has_whole_batch:
             return None  # `_update_function` will update with the number of the whole batch.
-    if sample_weight is None:
+    if has_same_weight:
         if metric_trial.gets_sums(metric):
             values = tf.math.divide_no_nan(tf.cast(values, metric.dtype), tf.cast(replica.share, metric.dtype))
-        sample_weight = replica.share * tf.ones(tf.shape(values))
+        sample_weight = replica.share * tf.ones(tf.shape(values)) * tf.cast(_weight(sample_weight), replica.share.dtype)
     elif replica.has_whole_batch:
         sample_weight = tf.convert_to_tensor(sample_weight)
         sample_weight *= tf.cast(replica.share, sample_weight.dtype)
@@ -122,25 +128,36 @@ def _is_number_of_batch(values: Any, replica: Replica) -> bool:
 def _update_sum(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
     """Counts a number that is the same on every replica by the replica's share; an integer on the first one."""
     replica = replica_context.with_share()
-    if replica is not None and sample_weight is None and _is_same_everywhere(values, replica.rows):
+    if replica is not None and isinstance(sample_weight, _SAME_WEIGHTS) and _is_same_everywhere(metric, values, replica.rows):
         if replica.recorded is not None:
             metric_trial.settle(replica, metric)
         is_first = tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
         is_float = tf.as_dtype(metric.dtype).is_floating
-        sample_weight = replica.share if is_float else tf.cast(is_first, metric.dtype)
+        share = replica.share if is_float else tf.cast(is_first, metric.dtype)
+        sample_weight = share * tf.cast(_weight(sample_weight), share.dtype)
     return original(metric, values, sample_weight)
 
 
-def _is_same_everywhere(value: Any, rows: int | None) -> bool:
+def _weight(sample_weight: Any) -> Any:
+    return 1 if sample_weight is None else sample_weight
+
+
+def _is_same_everywhere(metric: Any, value: Any, rows: int | None) -> bool:
     """Returns whether a value is one number that all replicas have, surely.
 
     Args:
+        metric: the metric that it updates. If a replica has one example, 1 is the number of its examples if larger ones were.
         value: a tensor, or a number of Python.
         rows: the number of a replica's examples; None if it is not known. If it is, steps have it as a number.
     """
     number = tf.convert_to_tensor(value)
-    if number.shape.rank or ((rows or 0) > 1 and tf.get_static_value(number) == rows):
+    if number.shape.rank:
         return False
+    if rows and tf.get_static_value(number) == rows:
+        if rows > 1:
+            _of_rows.add(metric)
+        if metric in _of_rows:
+            return False
     return not isinstance(value, tf.Tensor) or (tf.is_symbolic_tensor(value) and is_fixed(value))
 
 

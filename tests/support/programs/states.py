@@ -241,7 +241,9 @@ class CountsExamples(keras.Sequential):
     def train_step(self, data):
         logs = super().train_step(data)
         self.examples.update_state(ops.shape(data[0])[0])
-        return {**logs, "examples": self.examples.result()}
+        self.constants.update_state(3.0, sample_weight=2.0)
+        self.weighted.update_state(ops.mean(ops.abs(data[1])), sample_weight=2.0)
+        return logs | {metric.name: metric.result() for metric in (self.examples, self.constants, self.weighted)}
 
 
 @case
@@ -251,8 +253,10 @@ def a_number_of_examples_that_the_step_knows(scope):
         with scope():
             model = CountsExamples([keras.Input((4,)), keras.layers.Dense(1)])
             model.examples = keras.metrics.Sum(name="examples")
+            model.constants, model.weighted = keras.metrics.Sum(name="constants"), keras.metrics.Mean(name="weighted")
             model.compile("sgd", "mse", **arguments)
-        results[name] = [float(model.train_on_batch(X[:8], Y[:8], return_dict=True)["examples"]) for _ in range(2)]
+        logs = [model.train_on_batch(X[:rows], Y[:rows], return_dict=True) for rows in (8, 8, 3, 1)]
+        results[name] = [float(each[metric]) for each in logs for metric in ("examples", "constants", "weighted")]
     return results
 
 
