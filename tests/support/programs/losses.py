@@ -85,7 +85,7 @@ def trained_together(scope, names, data=None, rate=RATE, batch=BATCH, rows=N, ev
         model = keras.Model(list(inputs.values()), outputs)
         model.compile(
             keras.optimizers.SGD(rate),
-            losses,
+            losses if any(losses.values()) else None,  # Else a layer adds the only one.
             loss_weights={name: part.rate / rate for name, part in parts.items()},
             metrics={name: part.metrics() for name, part in parts.items() if part.metrics is not None},
             **compiled,
