@@ -65,7 +65,7 @@ class VariableBase(BaseResourceVariable):
 ON_HANDLE = (
     *("scatter_add", "scatter_sub", "scatter_update", "scatter_max", "scatter_min", "scatter_mul", "scatter_div"),
     *("scatter_nd_add", "scatter_nd_sub", "scatter_nd_update", "scatter_nd_max", "scatter_nd_min"),
-    *("gather_nd", "count_up_to", "_strided_slice_assign"),
+    *("batch_scatter_update", "gather_nd", "count_up_to", "_strided_slice_assign"),
 )
 """Methods of TensorFlow's variables that compute with the one handle of a variable."""
 

@@ -9,6 +9,7 @@ import functools
 import logging
 import math
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.calls.execution import Execution
-from tfdist.strategies.coordinator.calls.tensor_fusion import flatten, unflatten, unflatten_array
+from tfdist.strategies.coordinator.calls.tensor_fusion import unflatten, unflatten_array
+from tfdist.strategies.coordinator.logs_format import LogsFormat, float64_vector
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.keras_hooks import step_logs
 from tfdist.strategies.keras_hooks.checks.metric_trial import leaves
@@ -45,11 +47,11 @@ class MetricLogs:
         self._model = model
         self._variables: list[Any] = []  # Keras variables of the metrics, in the order in which a step returns them.
         self._size = 0  # Numbers that these hold.
-        self._own_logs = _LogsFormat()  # Of what a step returns beside metrics.
+        self._own_logs = LogsFormat()  # Of what a step returns beside metrics.
         self._are_metrics = True  # Whether a step returns the model's metrics and nothing else.
         self._own_names: set[str] = set()  # Of metrics under whose names a step returns something else.
         self._derived: dict[str, LogFunction] = {}  # Logs that a step computes from metrics.
-        self._metric_logs = _LogsFormat()
+        self._metric_logs = LogsFormat()
         self._means: list[tuple[int, int] | None] = []  # The places of total and count of each log; None if it is no mean.
         self._results_function: Any = None
         # The metrics that each group has counted, float64 vectors, also before it began with zero again.
@@ -58,6 +60,9 @@ class MetricLogs:
         self._latest: dict[tuple[int, tuple[int, int]], int] = {}
         self._sum: Any = np.zeros([0])
         self._carried: Any = None  # The sums of an epoch until a callback has reset the metrics in its middle.
+        self._unread: deque[tuple[Any, Any]] = deque()  # Logs that Keras does not have yet, with their sums.
+        self._read: Any = None  # The sums of the logs that it got last; None before the first.
+        self._is_back = False  # Whether others have used the metrics, and the program is in the epoch again.
         self._has_warned = False  # Of metrics that are too large to be sent.
         self._restarts = False  # Whether the metrics' variables have to start from zero before the next step.
         self.logs: Any = None
@@ -81,7 +86,7 @@ class MetricLogs:
 
     def after_steps(self) -> Any:
         """See `StepOutputs`. Returns the metrics' variables of one replica as a float64 vector."""
-        return _float64_vector([tf.convert_to_tensor(variable) for variable in self._variables])
+        return float64_vector([tf.convert_to_tensor(variable) for variable in self._variables])
 
     def of_group(self, outputs: list[Any], after: list[Any], shares: list[Any]) -> Any:
         """See `StepOutputs`. Returns the sum of the replicas' metrics, then the mean of their own logs over the examples."""
@@ -146,13 +151,35 @@ class MetricLogs:
         self._latest.clear()
         self._sum = np.zeros([self._size])
         self._carried, self._restarts = None, False
+        self._unread.clear()
+        self._read, self._is_back = None, False
         self.logs = None
+
+    def begin_anew(self) -> None:
+        """Lets the metrics of an epoch start from zero after the steps whose logs Keras has: a callback has reset them."""
+        self._by_group.clear()
+        self._latest.clear()
+        self._set_read(slice(None), 0.0)
+        self._carried, self._restarts, self._is_back = self._sum, False, False
 
     def carry(self) -> None:
         """Keeps the sums so far, because others use the metrics next: a callback evaluates in the middle of an epoch."""
-        self._carried, self._restarts = self._sum, True
+        self._carried, self._restarts, self._is_back = self._sum, True, False
         self._by_group.clear()
         self._latest.clear()
+
+    def come_back(self) -> None:
+        """Notes that those who have used the metrics are done: what a callback assigns to them is meant for this epoch."""
+        self._is_back = not self._by_group
+        for number, variable in enumerate(self._variables):
+            variable._value.when_assigned = functools.partial(_begin_at, weakref.ref(self), number)
+
+    def hand_over(self, logs: Any) -> None:
+        """Notes that Keras gets these logs. What a callback resets then counts the steps after them."""
+        while self._unread:
+            each, self._read = self._unread.popleft()
+            if each is logs:
+                return
 
     def values(self, model: Any) -> list[Any]:
         """Returns the metrics of an epoch that is not over, as numpy arrays: the sums, or the metrics' variables."""
@@ -168,7 +195,7 @@ class MetricLogs:
         """
         total, *of_variables = values
         if not of_variables:
-            self._carried = total
+            self._carried = self._read = total
             # For an epoch that has no step left. Its steps may not be traced yet, so the variables are looked up here.
             return self._publish(self._variables_to_send(), total)
         variables = model.metrics_variables
@@ -184,8 +211,9 @@ class MetricLogs:
         if not self._by_group:
             self._sum = np.zeros([self._size]) if self._carried is None else self._carried
             for variable in self._variables if self._restarts else ():
+                variable._value.forget_sum()  # This is no assignment of the program's.
                 variable.assign(tf.zeros(variable.shape, variable.dtype))
-            self._restarts = False
+            self._restarts = self._is_back = False
             for number, variable in enumerate(self._variables):  # For callbacks: that of the steps that are done.
                 variable._value.known_sum = functools.partial(_part_of_sum, weakref.ref(self), number)
                 variable._value.when_assigned = functools.partial(_begin_at, weakref.ref(self), number)
@@ -216,6 +244,7 @@ class MetricLogs:
             own = self._own_names - self._derived.keys()
             both = zip(logs, results, strict=True)
             logs = [result if self._are_metrics else step_logs.with_metrics(each, result, own) for each, result in both]
+            self._unread.extend(zip(logs, sums, strict=True))
         self.logs = logs[-1]
         return logs
 
@@ -258,21 +287,34 @@ class MetricLogs:
         Returns:
             Whether an epoch is not over, so that others need to know.
         """
-        if not self._by_group:
+        if not self._by_group and not self._is_back:
             return False
-        self._model.distribute_strategy.tfdist_hooks.count_steps()  # Those in flight would be added to the value.
+        self._model.distribute_strategy.tfdist_hooks.count_steps()  # Those in flight come after it.
         sizes = [variable.shape.num_elements() for variable in self._variables]
         place = slice(sum(sizes[:number]), sum(sizes[: number + 1]))
-
-        def changed(counted: Any, value: Any) -> Any:
-            counted = np.array(counted)
-            counted[place] = np.ravel(value)
-            return counted
-
-        self._by_group = {group: changed(counted, 0.0) for group, counted in self._by_group.items()}
-        self._carried = changed(np.zeros([self._size]) if self._carried is None else self._carried, value)
-        self._sum = changed(self._sum, value)
+        self._by_group = {group: _with(counted, place, 0.0) for group, counted in self._by_group.items()}
+        self._set_read(place, value)
+        self._carried = _with(np.zeros([self._size]) if self._carried is None else self._carried, place, self._sum[place])
+        if self._is_back:  # Until the next step the variables have what the others have counted.
+            self._variables[number]._value.known_sum = lambda: None
         return True
+
+    def _set_read(self, place: slice, value: Any) -> None:
+        """Makes `value` the sums at `place` that Keras' last logs are of. Logs that it does not have yet go on from there."""
+        read = np.zeros([self._size]) if self._read is None else self._read
+        self._read = _with(read, place, value)
+
+        def moved(sums: Any) -> Any:
+            further = sums[place] - read[place] if self._unread else 0.0  # Of what is infinite nothing can be subtracted.
+            return _with(sums, place, self._read[place] + further)
+
+        with np.errstate(invalid="ignore"):
+            self._sum, unread = moved(self._sum), [(logs, moved(sums)) for logs, sums in self._unread]
+            results = self._metric_logs.unflatten(self._results_of(np.stack([sums for _, sums in unread]))) if unread else ()
+        for (logs, _), result in zip(unread, results, strict=True):
+            own = self._own_names - self._derived.keys()
+            logs |= result if self._are_metrics else step_logs.with_metrics(logs, result, own)
+        self._unread = deque(unread)
 
     def _results_of(self, sums: Any) -> Any:
         """Returns the values of the metrics' logs, float64 [rows, m], for each row of their variables, [rows, n]."""
@@ -312,35 +354,10 @@ def _noting_means(model: Any) -> Iterator[dict[int, Any]]:
             del metric.__dict__["result"]
 
 
-class _LogsFormat:
-    """The names and shapes of logs that travel as a vector."""
-
-    def __init__(self) -> None:
-        self._structure: Any = {}
-        self._shapes: list[tuple[int, ...]] = []
-        self._places: dict[str, int] | None = {}  # Of each log in the vector; None if they are not all scalars in one dict.
-
-    def flatten(self, logs: Any) -> Any:
-        """Returns nested logs as a float64 vector, in a function, and notes their format."""
-        values = [step_logs.of_known_shape(value) for value in tf.nest.flatten(logs)]
-        self._structure = tf.nest.map_structure(lambda _: 0, logs)
-        self._shapes = [tuple(value.shape) for value in values]
-        self._places = None
-        is_flat = type(logs) is dict and not any(map(tf.nest.is_nested, logs.values()))
-        if is_flat and len(logs) == len(values) and not any(self._shapes):
-            order = {name: place for place, name in enumerate(sorted(logs))}
-            self._places = {name: order[name] for name in logs}
-        return _float64_vector(values)
-
-    def unflatten(self, rows: Any) -> list[Any]:
-        """Returns the logs in each row of `rows`, [rows, n], on the chief; scalars as floats."""
-        if self._places is not None:
-            return [{name: row[place] for name, place in self._places.items()} for row in rows.tolist()]
-        return [tf.nest.pack_sequence_as(self._structure, unflatten_array(row, self._shapes)) for row in rows]
-
-
-def _float64_vector(values: list[Any]) -> Any:
-    return flatten([tf.cast(value, tf.float64) for value in values]) if values else tf.zeros([0], tf.float64)
+def _with(sums: Any, place: slice, value: Any) -> Any:
+    sums = np.array(sums)
+    sums[place] = np.ravel(value)
+    return sums
 
 
 def _begin_at(reference: "weakref.ref[MetricLogs]", number: int, value: Any) -> bool:
@@ -348,10 +365,11 @@ def _begin_at(reference: "weakref.ref[MetricLogs]", number: int, value: Any) -> 
 
 
 def _part_of_sum(reference: "weakref.ref[MetricLogs]", number: int) -> Any:
-    """Returns the sum of one of the metrics' variables over the steps that the chief has added; None if nobody adds any more.
+    """Returns the sum of one of the metrics' variables over the steps whose logs Keras has; None if nobody adds any more.
 
     A variable that kept the `MetricLogs` itself would keep its model.
     """
     if (logs := reference()) is None:
         return None
-    return unflatten_array(logs._sum, [tuple(variable.shape) for variable in logs._variables])[number]
+    total = logs._sum if logs._read is None else logs._read
+    return unflatten_array(total, [tuple(variable.shape) for variable in logs._variables])[number]

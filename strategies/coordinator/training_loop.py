@@ -103,6 +103,10 @@ class OpenEpochs:
         loops = (model.train_function, model.test_function)
         return next((epoch.loop for epoch in reversed(self._epochs) if epoch.loop in loops), None)
 
+    def innermost(self) -> "TrainingLoop | None":
+        """Returns the loop of the innermost epoch; None if none is open."""
+        return self._epochs[-1].loop if self._epochs else None
+
     def begin(self, epoch: _Epoch) -> None:
         """Adds the innermost epoch."""
         self._epochs.append(epoch)
@@ -214,7 +218,9 @@ class TrainingLoop:
             epoch.ready += self._steps.rest() if logs is None else logs
             if logs is None and not epoch.ready:
                 raise StopIteration
-        return epoch.ready.popleft()
+        logs = epoch.ready.popleft()
+        self.metric_logs.hand_over(logs)
+        return logs
 
     def _add_one(self, iterator: BatchIterator) -> list[Logs] | None:
         """Waits for an execution of an epoch, and adds its steps. Returns None if there is none."""
@@ -288,7 +294,7 @@ class TrainingLoop:
         while (logs := self._add_one(epoch.iterator)) is not None:
             epoch.ready += logs
 
-    def reset(self, error: Exception | None, is_asked: bool = True) -> None:
+    def reset(self, error: Exception | None, is_asked: bool = True, for_one: bool = True) -> None:
         """Prepares for metrics that start from zero. Nothing is in flight.
 
         An epoch that is not over, because a callback evaluates within it, goes on later with its own sums. If a callback of its
@@ -297,6 +303,7 @@ class TrainingLoop:
         Args:
             error: what a step raised while the strategy waited for it; for the epoch that is not over.
             is_asked: whether the metrics of this model start from zero, not those of another one that a callback trains.
+            for_one: whether they do for `train_on_batch`. Else steps that are done, but whose logs Keras does not have, count.
         """
         self._steps.reset()
         if self._open_epochs.end_interrupted_of(self, error):  # No later step counts with its steps.
@@ -308,7 +315,7 @@ class TrainingLoop:
         epoch.error = epoch.error or error
         self._add_finished(epoch)
         if is_asked and epoch.is_in_its_call():
-            self.metric_logs.reset()
+            (self.metric_logs.reset if for_one else self.metric_logs.begin_anew)()
         else:
             self.metric_logs.carry()
 
@@ -320,5 +327,7 @@ class TrainingLoop:
         self._add_finished(epoch)
         self.metric_logs.publish_sums()
         self.end(epoch)
+        if (around := self._open_epochs.innermost()) is not None:
+            around.metric_logs.come_back()
         self.are_read = True
         return self.metric_logs.logs

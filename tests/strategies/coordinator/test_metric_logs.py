@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 
 from tfdist.strategies.coordinator import metric_logs, sync_on_read_variable
+from tfdist.strategies.coordinator.logs_format import LogsFormat
 from tfdist.strategies.coordinator.members.membership import Membership
-from tfdist.strategies.coordinator.metric_logs import MetricLogs, _LogsFormat
+from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.parameter_server import optimizer
@@ -63,6 +64,9 @@ def test_a_loss_that_was_infinite_once_stays_infinite_as_in_one_process():
         found += logs.add(execution, np.array([[float(total), float(count)]]))
     assert found == [{"loss": 1.0}] + [{"loss": np.inf}] * 3
     assert logs._sum.tolist() == [np.inf, 32.0]
+    logs.hand_over(logs.logs)
+    logs.begin_anew()
+    assert logs._sum.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(("is_sent", "after"), [(True, [1.0, 2.0]), (False, [3.0, 4.0])])
@@ -122,7 +126,7 @@ def test_a_callback_reads_the_metrics_of_the_steps_that_are_done():
 
 def test_a_callback_may_reset_one_metric_within_an_epoch():
     total, count, other = Counter(), Counter(), Counter()
-    in_flight = [(1, [8.0, 16.0, 10.0])]  # The rows of steps that have counted before.
+    in_flight = [(1, [8.0, 16.0, 10.0])]  # The rows of steps that nobody has added yet.
 
     def finish():
         while in_flight:
@@ -136,21 +140,29 @@ def test_a_callback_may_reset_one_metric_within_an_epoch():
 
     def add(group, row):
         [result] = logs.add(SimpleNamespace(group=group, counting=(0, 0), order=0), np.array([row]))
+        return result
+
+    def seen(result):
+        logs.hand_over(result)
         return result["loss"], [float(each._value.value()) for each in (total, count, other)]
 
     logs.reset()
     logs.begin_steps()
-    add(0, [8.0, 8.0, 5.0])
-    assert add(1, [4.0, 8.0, 5.0]) == (0.75, [12.0, 16.0, 10.0])
+    seen(add(0, [8.0, 8.0, 5.0]))
+    assert seen(add(1, [4.0, 8.0, 5.0])) == (0.75, [12.0, 16.0, 10.0])
+    before = add(0, [14.0, 16.0, 10.0])  # Its logs come after the reset, as those of the steps in flight.
     for each in (total, count):
         each._value.assign(0.0)  # Groups begin with zero at their next steps.
-    assert [float(each._value.value()) for each in (total, count, other)] == [0.0, 0.0, 15.0]
-    assert add(1, [2.0, 8.0, 15.0]) == (0.25, [2.0, 8.0, 20.0])
-    assert add(0, [6.0, 8.0, 10.0]) == (0.5, [8.0, 16.0, 25.0])
+    assert [float(each._value.value()) for each in (total, count, other)] == [0.0, 0.0, 10.0]
+    assert seen(before) == (0.75, [6.0, 8.0, 15.0])
+    assert seen(logs.logs) == (0.625, [10.0, 16.0, 20.0])
+    assert seen(add(1, [2.0, 8.0, 15.0])) == (0.5, [12.0, 24.0, 25.0])
+    logs.begin_anew()
+    assert seen(add(1, [2.0, 8.0, 5.0])) == (0.25, [2.0, 8.0, 5.0])
     logs.publish_sums()
     total._value.assign(3.0)  # The epoch is over.
     total._value._by_replica = {}
-    assert [float(each._value.value()) for each in (total, count)] == [3.0, 16.0]
+    assert [float(each._value.value()) for each in (total, count)] == [3.0, 8.0]
 
 
 def test_an_epoch_without_a_step_left_has_the_sums_of_the_steps_before_the_restart():
@@ -173,7 +185,7 @@ def test_values_of_other_variables_than_a_metric_has_are_named_and_not_taken(cap
 
 def test_logs_in_a_dict_of_one_number_keep_their_names():
     """A `train_step` that returns `{metric.name: metric.result()}` of a model with one metric of `compile` has such logs."""
-    logs, form = {"loss": 1.0, "compile_metrics": {"mae": 2.0}}, _LogsFormat()
+    logs, form = {"loss": 1.0, "compile_metrics": {"mae": 2.0}}, LogsFormat()
     vector = tf.function(lambda: form.flatten(logs))()
     assert form.unflatten(vector.numpy()[None]) == [logs]
 

@@ -45,6 +45,7 @@ def test_calls_inside_fit_lose_no_steps(ran, name):
 
 def test_what_resets_the_metrics_of_an_epoch_in_its_callback_resets_them_for_good_as_in_one_process(own):
     assert own["after reset"] < 1000
+    assert own["counted after reset"] == dict.fromkeys(("one metric", "all", "after evaluate", "twice"), 16.0)  # The last two.
     assert own["after another"] > 2000  # `train_on_batch` of another model resets its own.
 
 

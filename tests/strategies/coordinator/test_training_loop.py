@@ -97,7 +97,8 @@ def make():
     executions, epochs = Executions(), OpenEpochs()
 
     def loop():
-        logs = SimpleNamespace(logs=None, calls=[], publish_sums=lambda: None)
+        logs = SimpleNamespace(logs=None, calls=[], publish_sums=lambda: None, hand_over=lambda logs: None)
+        logs.come_back = lambda: None
         logs.reset, logs.carry = (lambda: logs.calls.append("reset")), (lambda: logs.calls.append("carry"))
         return TrainingLoop(Steps(executions, logs), logs, executions, epochs)
 

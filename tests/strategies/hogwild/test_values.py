@@ -37,7 +37,7 @@ def test_a_save_within_an_epoch_counts_the_updates_that_its_weights_have(results
 
 
 def test_parts_of_a_weight_that_a_callback_assigns_reach_the_groups(results):
-    assert results["assigned"][2] == [[1.0, 2.0, 0.0, 5.0, 0.0, 7.0]] * 2
+    assert results["assigned"][2] == [[1.0, 2.0, 9.0, 5.0, 0.0, 7.0]] * 2
 
 
 def test_a_step_builds_an_optimizer_of_the_models_own(results):

@@ -123,6 +123,8 @@ def test_a_variable_in_shards_refuses_by_name_what_would_change_its_first_shard_
         variable._strided_slice_assign([0], [1], [1], ONES, None, 0, 0, 0, 0, 0)
     with pytest.raises(NotImplementedError, match="scatter_nd_add of weights"):
         variable.scatter_nd_add([[0]], [ONES])
+    with pytest.raises(NotImplementedError, match="batch_scatter_update of weights"):
+        variable.batch_scatter_update(slices([ONES], [0]))
 
 
 def test_rows_that_a_vectorized_function_looks_up_have_gradients():

@@ -87,6 +87,8 @@ def assigned():
             if (self.epoch, batch) == (0, 41):
                 model.layers[0].gate.assign(0.5)
                 model.save_weights("gate.weights.h5")
+            if (self.epoch, batch) == (0, 3):
+                bank.batch_scatter_update(tf.IndexedSlices([9.0], [2]))
 
     model.fit(np.ones((512, 4)), np.ones((512, 1)), batch_size=8, epochs=2, verbose=0, callbacks=[Assign()])
     with h5py.File("gate.weights.h5") as file:

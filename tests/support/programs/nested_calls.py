@@ -39,6 +39,14 @@ CALLS = {
 }
 
 
+RESETS = {
+    "one metric": lambda model: model.metrics[0].reset_state(),
+    "all": lambda model: model.reset_metrics(),
+    "after evaluate": lambda model: (model.evaluate(X, Y, verbose=0), model.metrics[0].reset_state()),
+    "twice": lambda model: [model.metrics[0].reset_state() for _ in range(2)],
+}
+
+
 class At(keras.callbacks.Callback):
     """Makes one call in each epoch, after the batch with this number."""
 
@@ -145,6 +153,10 @@ def own_calls(strategy):
     flat = {"batch_size": 8, "verbose": 0, "shuffle": False}
     at = At(3 * BATCHES // 4, lambda model: model.reset_metrics())
     after_reset = model.fit(X, high, callbacks=[at], **flat).history["loss"][0]
+    counted = {}
+    for name, reset in RESETS.items():
+        model.fit(X, high, callbacks=[At(BATCHES - 3, reset)], **flat)
+        counted[name] = float(model.metrics[0].count.numpy())
     at = At(BATCHES - 1, lambda model: float(other.train_on_batch(X[:8], Y[:8])))
     after_another = model.fit(X, high, callbacks=[at], **flat).history["loss"][0]
     at = At(4, lambda model: float(model.train_on_batch(X[:8], high[:8])))
@@ -159,6 +171,7 @@ def own_calls(strategy):
     fits = {"batches": at.batches, "iterations": int(model.optimizer.iterations) - before}
     return {
         "after reset": after_reset,
+        "counted after reset": counted,
         "after another": after_another,
         "one batch": one_batch,
         "fits": fits,
