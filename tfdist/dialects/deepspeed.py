@@ -36,12 +36,7 @@ Slots = dict[str, list[int]]
 
 
 def parse_command(words: list[str], source: Source, environ: Mapping[str, str]) -> Cluster:
-    """Reads a command line of the launcher.
-
-    Args:
-        words: the command line; the first word is the program.
-        source: for messages.
-        environ: variables, of which CUDA_VISIBLE_DEVICES counts.
+    """Reads a command line of the launcher. Of the variables, CUDA_VISIBLE_DEVICES counts.
 
     Raises:
         ClusterError: for bad options, and where only the machine knows the number of its GPUs.

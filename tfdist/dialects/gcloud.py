@@ -195,12 +195,7 @@ def _config(values: Values) -> Document:
 
 
 def _flags(words: Sequence[str], source: Source, *, positional: int) -> list[tuple[str, str]]:
-    """Returns the flags before ` -- ` by name, in order.
-
-    Args:
-        words: the command line behind the name of the command.
-        source: for messages.
-        positional: number of words that are no flags: the name of the job.
+    """Returns the flags before ` -- ` by name, in order. `positional` words among them are no flags: the name of the job.
 
     Raises:
         ClusterError: for an unknown flag, a flag without a value, and a shell variable in the place of a flag.

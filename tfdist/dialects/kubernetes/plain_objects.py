@@ -87,11 +87,7 @@ def _check_number(entry: Node, job: str, index: int | None, tasks: int) -> None:
 
 
 def write(cluster: Cluster, **options: Any) -> str:
-    """Returns a headless Service, and one indexed Job for each job of the cluster.
-
-    Args:
-        cluster: the cluster.
-        **options: the fields of `writing.containers.Program`.
+    """Returns a headless Service, and one indexed Job for each job of the cluster. The options are the fields of `Program`.
 
     Raises:
         ClusterError: if these objects cannot run the cluster, or an option is bad.

@@ -160,11 +160,7 @@ def _first_mpijob(job: Node) -> Cluster:
 
 
 def trainjob(job: Node, runtimes: Sequence[Node] = ()) -> Cluster:
-    """Reads a TrainJob.
-
-    Args:
-        job: the TrainJob.
-        runtimes: the runtimes of the same file. That of the job gives what the job leaves open.
+    """Reads a TrainJob. Its runtime, if it is among `runtimes`, those of the same file, gives what the job leaves open.
 
     Raises:
         ClusterError: for bad fields, and if only a runtime elsewhere says how many nodes there are.

@@ -59,12 +59,7 @@ def alike(cluster: Cluster, what: str, job: str) -> Task:
 
 
 def with_addresses(cluster: Cluster, host: "Mapping[str, str]") -> Cluster:
-    """Returns the cluster with the host names that Kubernetes gives, and one port for each job.
-
-    Args:
-        cluster: the cluster.
-        host: job -> host name, with `{}` for the index.
-    """
+    """Returns the cluster with one port for each job, and the host names of `host`: job -> name, with `{}` for the index."""
     ports = {job: _port(cluster.job(job)) for job in host}
     tasks = [replace(task, host=host[task.job].format(task.index), port=ports[task.job]) for task in cluster.tasks]
     return replace(cluster, tasks=tuple(tasks))
@@ -89,13 +84,7 @@ def pod(given: Program, task: Task, env: "Sequence[Mapping[str, Any]]" = ()) -> 
 
 
 def notes(before: Cluster, after: Cluster, given: Program) -> list[str]:
-    """Returns the comments of a manifest: placeholders to replace, and addresses that it does not carry over.
-
-    Args:
-        before: the cluster as it was described.
-        after: the cluster with the addresses that Kubernetes gives.
-        given: the program of the pods.
-    """
+    """Returns the comments of a manifest: placeholders to replace, and the described addresses that it does not carry over."""
     lines = placeholder_note(given, "in every pod")
     moved = [task for task, other in zip(before.tasks, after.tasks, strict=True) if task.host not in (None, other.host)]
     if moved:

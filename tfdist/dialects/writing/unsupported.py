@@ -39,14 +39,8 @@ def check_usual(cluster: Cluster, dialect: str, *, instead: str = "tf_config") -
 
 
 def check_read(cluster: Cluster, dialect: str, text: str, parse: Callable[[Document], Cluster]) -> None:
-    """Raises ClusterError if the dialect's reader refuses what was written, or finds another cluster in it.
-
-    Args:
-        cluster: the cluster.
-        dialect: its title, for the message.
-        text: YAML that was written for it, without hosts and ports.
-        parse: the reader.
-    """
+    """Raises ClusterError if the dialect's reader, `parse`, refuses `text`, YAML without hosts and ports, or finds another
+    cluster in it."""
     try:
         again = parse(load(Document("written", text), Source(dialect, "written")))
     except ClusterError as error:
