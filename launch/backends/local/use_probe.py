@@ -67,11 +67,7 @@ class _Seen:
 
 
 class UseProbe:
-    """Looks at the tasks.
-
-    Args:
-        clock: returns seconds.
-    """
+    """Looks at the tasks."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
