@@ -47,11 +47,7 @@ class Cost:
 
 
 class Costs:
-    """The costs of a program.
-
-    Args:
-        measurement: what was measured.
-    """
+    """The costs of a program that was measured."""
 
     def __init__(self, measurement: Measurement) -> None:
         self.measurement = measurement

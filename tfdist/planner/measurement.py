@@ -115,15 +115,7 @@ class Measurement:
 
     @classmethod
     def from_json(cls, values: object, source: str) -> "Measurement":
-        """Returns the measurement of what `as_json` has returned.
-
-        Args:
-            values: the dict.
-            source: where it comes from, for messages.
-
-        Raises:
-            ClusterError: if it is no measurement.
-        """
+        """Returns the measurement of what `as_json` has returned. Raises ClusterError if it is no measurement."""
         error = Source("planner", source).error
         if not isinstance(values, Mapping) or values.get("version") != VERSION:
             raise error(f"this is no measurement of version {VERSION}; tfdist plan --save FILE writes one")

@@ -93,12 +93,8 @@ def simulated(costs: Costs, hardware: Hardware, option: Option, shared_by: int |
 
 
 def combined(alone: float, busiest: float) -> float:
-    """Returns the time of a cycle, in seconds.
-
-    Args:
-        alone: its time if nothing is shared.
-        busiest: how long the busiest shared resource is busy for it.
-    """
+    """Returns the time of a cycle, in seconds, that takes `alone` if nothing is shared, and for which the busiest shared
+    resource is busy for `busiest`."""
     most = max(alone, busiest)
     return most * ((alone / most) ** G + (busiest / most) ** G) ** (1 / G) if most else 0.0
 

@@ -51,12 +51,7 @@ def cores(name: str) -> int | None:
 
 
 class Prices:
-    """Prices per hour by machine type.
-
-    Args:
-        values: machine type -> price.
-        source: where they come from, for messages.
-    """
+    """Prices per hour by machine type."""
 
     def __init__(self, values: Mapping[str, float], source: str) -> None:
         self._values = dict(values)

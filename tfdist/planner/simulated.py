@@ -75,14 +75,7 @@ def _bundled(sent: Sequence[float], most: int) -> tuple[list[int], list[float]]:
 
 
 class Simulation:
-    """One training.
-
-    Args:
-        way: how to train.
-        network: on what.
-        seed: of the random times.
-        most: most workers that are simulated.
-    """
+    """One training, with `most` workers at most. `seed` is that of the random times."""
 
     def __init__(self, way: Way, network: Network, seed: int = 0, most: int = MOST_WORKERS) -> None:
         option, clock = way.option, Clock()
