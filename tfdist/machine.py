@@ -40,10 +40,7 @@ def boot() -> str:
 
 def process_fields(process: int | str) -> list[str]:
     """Returns the fields of /proc/PID/stat after the name, from the state on (proc(5)); none if there is no such process.
-
-    Args:
-        process: the process id, or PID/task/TID for a thread.
-    """
+    `process` is a process id, or PID/task/TID for a thread."""
     try:
         with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file:
             return file.read().rpartition(")")[2].split()

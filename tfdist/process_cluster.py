@@ -68,11 +68,8 @@ def is_measured() -> bool:
 
 
 def current_cluster(rendezvous: Rendezvous = RankInfo.outline) -> Cluster:
-    """Returns the cluster given to `tfdist.strategy` in this process, else that of the environment, else a single task.
-
-    Args:
-        rendezvous: called for ranks without addresses; by default their hosts stay open.
-    """
+    """Returns the cluster given to `tfdist.strategy` in this process, else that of the environment, else a single task. The
+    hosts of ranks without addresses stay open unless a `rendezvous` is given."""
     return _strategy_clusters[0] if _strategy_clusters else resolve_cluster(None, rendezvous)
 
 
