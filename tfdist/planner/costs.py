@@ -60,14 +60,11 @@ class Costs:
         return min(self._hogwild[0].worker, self.measurement.single.worker) if self._hogwild else self.measurement.single.worker
 
     def wall(self, processor: float, cores: float) -> float:
-        """Returns how long a computation takes on a machine with nothing else to do.
+        """Returns how long a computation of so many processor seconds takes on a machine with nothing else to do, on its cores
+        or a part of one.
 
         A part of it is done by one core, and a part by all; the step of one process tells how large they are. What that waits
         for, such as files, belongs to it too.
-
-        Args:
-            processor: its processor seconds.
-            cores: cores of the machine, or a part of one.
         """
         if cores < 1:
             return self.wall(processor, 1) / cores

@@ -19,12 +19,7 @@ class Pipe:
     """Both ends, until the task has started; then the end to read."""
 
     def __init__(self, task: str, is_terminal: bool) -> None:
-        """Opens it.
-
-        Args:
-            task: `job:index`.
-            is_terminal: whether the task gets a pseudo-terminal, so that its progress bar stays on one line, where there are
-                any.
+        """Opens it: a pseudo-terminal if `is_terminal` and there are any, so that a progress bar stays on one line.
 
         Raises:
             OSError: if too many files are open.
