@@ -64,7 +64,7 @@ class Running:
 
 
 def pause(order: StepOrder, now: float, others: Iterable[Running]) -> float:
-    """Returns the seconds that a worker waits before it begins its steps; infinity until one of the calls of the others ends."""
+    """Returns the seconds that a worker waits before it begins its steps; infinity until a call of another ends."""
     running = list(others)
     if order is StepOrder.FREE or not running:
         return 0.0

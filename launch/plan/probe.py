@@ -49,8 +49,7 @@ TICK_SECONDS = 0.1
 
 
 class Probe:
-    """Measures one program in the `configurations`, the most important first, of which the first is one process, for `seconds`.
-    """
+    """Measures one program in the `configurations`, the most important first, of which the first is one process, for `seconds`."""
 
     def __init__(
         self,

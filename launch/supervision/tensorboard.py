@@ -36,7 +36,7 @@ class TensorBoard:
     """TensorBoard, if it is installed."""
 
     def __init__(self, folder: str, log_dir: Path, say: Callable[[str], None]) -> None:
-        """Starts it. `look` says its address. `folder`, which it shows, may appear later; its own messages go into `log_dir`."""
+        """Starts it. `look` says its address. `folder`, which it shows, may appear later. Its messages go into `log_dir`."""
         self._say = say
         self._log = log_dir / "tensorboard.log"
         self._process: subprocess.Popen[bytes] | None = None
