@@ -49,7 +49,7 @@ TICK_SECONDS = 0.1
 
 
 class Probe:
-    """Measures one program in the `configurations`, the most important first, of which the first is one process, for `seconds`."""
+    """Measures one program for `seconds`, in `configurations`: one process, then the most important first."""
 
     def __init__(
         self,
