@@ -151,10 +151,8 @@ def _tf_config(cluster: Cluster, task: Task) -> str:
 
 
 def _variable(entry: Node) -> Node | None:
-    spec = entry.get("spec")
-    template = entry if entry.child("kind").value == "Pod" else spec.get("template") if spec else None
-    pods = template.get("spec") if template else None
-    containers = pods.get("containers") if pods else None
+    above = () if entry.child("kind").value == "Pod" else ("spec", "template")
+    containers = entry.find(*above, "spec", "containers")
     for container in containers.entries() if containers else ():
         env = container.get("env")
         for variable in env.entries() if env else ():

@@ -60,8 +60,7 @@ def read_cluster_spec(top: Node) -> Cluster:
 
 
 def _task(top: Node, tasks: list[Task]) -> tuple[str, int] | None:
-    task = top.get("task")
-    kind = task.get("type") if task is not None else None
+    task, kind = top.get("task"), top.find("task", "type")
     if task is None or kind is None:
         return None
     if not is_pool(kind.value):
