@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfdist.dialects.parsing.document import decode, read_bytes
+from tfdist.dialects.parsing.document import read_text
 from tfdist.errors import Source
 
 VERSION = 1
@@ -173,7 +173,7 @@ def _number(values: Mapping[str, Any], name: str, *, whole: bool = False, least:
 def read(path: str) -> Measurement:
     """Returns the measurement in a file. Raises ClusterError if there is none."""
     source = Source("planner", path)
-    text = decode(read_bytes(path, source), source)
+    text = read_text(path, source)
     try:
         values = json.loads(text)
     except ValueError as error:
