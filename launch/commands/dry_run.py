@@ -30,9 +30,8 @@ def explain(plan: Plan, from_file: Sequence[tuple[str, str]] = ()) -> None:
         print(f"partition {cluster.partition}   (over {devices or 'all'} devices of {where})")
     for warning in cluster.synchronization.warnings(len(cluster.worker_groups)):
         print(f"warning   {warning}")
-    program = plan.job.program
-    words = [program.script] if program.script is not None else ["-m", str(program.module)]
-    print(f"program   {printable(without_secrets(shlex.join([*words, *program.args])))}   in {printable(plan.job.folder)}")
+    words = plan.job.program.command("")[1:]
+    print(f"program   {printable(without_secrets(shlex.join(words)))}   in {printable(plan.job.folder)}")
     for word, file in from_file:
         print(f"default   {printable(word)}   ({file})")
     for word, line in plan.notes:
