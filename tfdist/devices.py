@@ -114,18 +114,11 @@ def plan(
     per_task: int | None = None,
     variable: str = "CUDA_VISIBLE_DEVICES",
 ) -> Plan:
-    """Distributes the GPUs of one machine over its tasks.
+    """Distributes the GPUs of one machine, by their ids, over its tasks. Processes see those that `variable` names.
 
     A task gets `per_task` GPUs, else as many as the description says, else one for each slot. Where the description says
     neither, and all replicas of the strategy step together, the tasks get all GPUs in equal numbers. With fewer GPUs than that
     they take turns: GPUs are shared.
-
-    Args:
-        tasks: all tasks of the machine.
-        strategy: the name of the strategy.
-        gpus: the ids of the GPUs to distribute.
-        per_task: number of GPUs for each task that computes; None to go by the description.
-        variable: the environment variable that says which GPUs a process sees.
     """
     computing = [task for task in tasks if computes(task, strategy)]
     shares = {task.name: Share() for task in tasks if not computes(task, strategy)}

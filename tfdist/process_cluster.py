@@ -27,13 +27,10 @@ _strategy_clusters: list[Cluster] = []  # At most one: the cluster of `tfdist.st
 
 
 def resolve_cluster(cfg: object, rendezvous: Rendezvous) -> Cluster:
-    """Returns the cluster that `cfg` and the environment describe together, with the task of this process.
+    """Returns the cluster that `cfg` and the environment describe together, with the task of this process. `rendezvous` is
+    called for ranks without addresses.
 
     The task is None in a plain program: no launcher started this process. Without any description the cluster is one chief.
-
-    Args:
-        cfg: a description, as `tfdist.read` takes it, or None for that of the environment.
-        rendezvous: called for ranks without addresses.
 
     Raises:
         ClusterError: for a bad description, or one that contradicts the environment.

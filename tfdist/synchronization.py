@@ -266,12 +266,7 @@ DEFAULTS: dict[str, Any] = {entry.name: entry.default for entry in dataclasses.f
 
 
 def problem(name: str, value: object) -> str | None:
-    """Returns why `value` is not valid for the option `name`, as the end of a sentence, or None if it is valid.
-
-    Args:
-        name: a field of `Synchronization`.
-        value: any object.
-    """
+    """Returns why any `value` is not valid for the option `name`, as the end of a sentence, or None if it is valid."""
     shown = repr(value) if isinstance(value, str | bool | int | float) or value is None else f"a {type(value).__name__}"
     shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
     if name in _CHOICES:

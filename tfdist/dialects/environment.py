@@ -32,13 +32,7 @@ STARTED_VARIABLE = "TFDIST_STARTED"
 
 @dataclass(frozen=True)
 class Environment:
-    """One environment that was found.
-
-    Attributes:
-        dialect: name of its dialect.
-        variable: the variable that identifies it.
-        described: what it describes.
-    """
+    """One environment that was found, the variable that identifies it, and what it describes."""
 
     dialect: str
     variable: str

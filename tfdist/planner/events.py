@@ -13,11 +13,7 @@ message of the chief, beside a worker that pushes, waits for 12 ms at 200 Mbit/s
 
 
 class Clock:
-    """Runs events in the order of their moments.
-
-    Attributes:
-        now: the moment, in seconds.
-    """
+    """Runs events in the order of their moments, which are seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0

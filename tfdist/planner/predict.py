@@ -65,14 +65,7 @@ def predict(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
 
 
 def simulated(costs: Costs, hardware: Hardware, option: Option, shared_by: int | None = None) -> Prediction:
-    """Returns the prediction of the simulator (simulated.py). It takes some 10 ms.
-
-    Args:
-        costs: what steps and synchronizations cost.
-        hardware: the machines, all equal.
-        option: not `default` or `mirrored`, of which nothing is to be simulated.
-        shared_by: see `Network`.
-    """
+    """Returns the prediction of the simulator (simulated.py), for machines that are all equal. It takes some 10 ms."""
     formula = predict(costs, hardware, option)
     if option.strategy in ("default", "mirrored"):
         return formula

@@ -47,13 +47,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a simulation has found.
-
-    Attributes:
-        speed: examples per second of all workers.
-        busiest: name of the busiest resource.
-        busy: part of the time for which that is busy.
-    """
+    """Examples per second of all workers, and the busiest resource with the part of the time for which it is busy."""
 
     speed: float
     busiest: str
