@@ -29,11 +29,8 @@ class Installed:
 
 
 def boot() -> str:
-    """Returns what tells this start of the machine, and this namespace of processes, from others.
-
-    Raises:
-        OSError: if there is no /proc.
-    """
+    """Returns what tells this start of the machine, and this namespace of processes, from others. Raises OSError if there is no
+    /proc."""
     started = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{started} {os.readlink('/proc/self/ns/pid')}"
 

@@ -71,11 +71,7 @@ def from_environ(environ: Mapping[str, str]) -> Cluster:
 
 
 def parse(document: Document) -> Cluster:
-    """Reads a resource configuration. Every host is a worker: the file does not mention ps.
-
-    Raises:
-        ClusterError: for a bad one.
-    """
+    """Reads a resource configuration. Every host is a worker: it mentions no ps. Raises ClusterError for a bad one."""
     config = root(document, NAME)
     config.check_near(WORDS, "the resource configuration")
     return _cluster(config, 0, False)

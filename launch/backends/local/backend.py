@@ -64,11 +64,8 @@ _kept: "list[LocalProcesses]" = []
 
 
 def start(plan: Plan, files: JobFiles) -> "LocalTasks":
-    """Holds the ports, and starts the parent of all tasks, unless one is kept.
-
-    Raises:
-        ClusterError: if a described port is taken.
-    """
+    """Holds the ports, and starts the parent of all tasks, unless one is kept. Raises ClusterError if a described port is
+    taken."""
     return LocalTasks(plan, files, {task.name for task in plan.job.cluster.training_tasks}, adopt=True)
 
 
