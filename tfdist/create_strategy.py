@@ -107,11 +107,8 @@ def strategy(
 
 
 def rendezvous(rank_info: RankInfo, timeout: float = DEFAULT_RENDEZVOUS_TIMEOUT) -> Cluster:
-    """Returns the cluster of ranks without addresses, which they exchange in their store once per process.
-
-    Args:
-        rank_info: rank and store of this process.
-        timeout: seconds to wait for the other ranks.
+    """Returns the cluster of ranks without addresses, which they exchange in their store once per process, within `timeout`
+    seconds.
 
     Raises:
         StartTimeoutError: when ranks are missing after `timeout` seconds; the message names them.

@@ -38,10 +38,5 @@ def is_open(options: Synchronization) -> bool:
 
 
 def with_default(options: Synchronization, bytes_per_second: float) -> Synchronization:
-    """Returns the options with a compression, if it is open (`is_open`).
-
-    Args:
-        options: as in `is_open`.
-        bytes_per_second: as in `compression_for`.
-    """
+    """Returns the options with the compression for a network (`compression_for`), if it is open (`is_open`)."""
     return replace(options, compression=compression_for(bytes_per_second)) if is_open(options) else options

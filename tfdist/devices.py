@@ -114,18 +114,11 @@ def plan(
     per_task: int | None = None,
     variable: str = "CUDA_VISIBLE_DEVICES",
 ) -> Plan:
-    """Distributes the GPUs of one machine over its tasks.
+    """Distributes the GPUs of one machine, by their ids, over its tasks. Processes see those that `variable` names.
 
     A task gets `per_task` GPUs, else as many as the description says, else one for each slot. Where the description says
     neither, and all replicas of the strategy step together, the tasks get all GPUs in equal numbers. With fewer GPUs than that
     they take turns: GPUs are shared.
-
-    Args:
-        tasks: all tasks of the machine.
-        strategy: the name of the strategy.
-        gpus: the ids of the GPUs to distribute.
-        per_task: number of GPUs for each task that computes; None to go by the description.
-        variable: the environment variable that says which GPUs a process sees.
     """
     computing = [task for task in tasks if computes(task, strategy)]
     shares = {task.name: Share() for task in tasks if not computes(task, strategy)}
@@ -175,14 +168,6 @@ def own_plan(
     """Returns the plan of this machine as `task` makes it for itself, where a user or another launcher has started the tasks.
 
     Returns None where `task` keeps what it sees: it has the machine for itself, or somebody has chosen its GPUs.
-
-    Args:
-        cluster: the prepared cluster.
-        task: the task of this process.
-        strategy: the name of the strategy.
-        gpus: the ids of the GPUs that this process sees.
-        installed: the GPUs of the machine.
-        environ: the variables of this process.
     """
     tasks = _on_host_of(task, cluster)
     computing = [each for each in tasks if computes(each, strategy)]
@@ -203,13 +188,9 @@ def own_threads(cluster: Cluster, task: Task, strategy: str, cores: int, is_boun
 
 
 def threads(cores: int, computing: int) -> dict[str, str]:
-    """Returns the variables that give each of several tasks of a machine its share of the cores.
+    """Returns the variables that give each of several tasks of a machine that compute its share of the cores.
 
     With one thread per core in every task, the tasks slow each other down.
-
-    Args:
-        cores: number of cores of the machine.
-        computing: number of its tasks that compute.
     """
     share = max(1, cores // max(1, computing))
     return dict(zip(THREAD_VARIABLES, (str(share), str(max(2, share))), strict=True))

@@ -9,13 +9,9 @@ _log = logging.getLogger("tfdist")
 
 def loaded(group: str, what: str, fault_of: Callable[[Any], str | None]) -> Iterator[tuple[Any, str]]:
     """Yields the objects of the entry points of a group, ordered by name, each with where it is from: `NAME = VALUE (PACKAGE)`.
+    `what` they are is for the warning; `fault_of` is called before the next one is loaded.
 
     One that cannot be used is left out with a warning that names it.
-
-    Args:
-        group: the group.
-        what: what the objects are, for the warning: `dialect`.
-        fault_of: returns why an object cannot be used, or None. Is called before the next object is loaded.
     """
     from importlib.metadata import entry_points  # Slow to import, and `import tfdist` does not need it.
 

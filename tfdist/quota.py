@@ -44,12 +44,7 @@ class Spent:
 
 
 def quota_of(pid: int | str = "self", root: Path = Path("/")) -> Quota | None:
-    """Returns the smallest limit of a process; None without one.
-
-    Args:
-        pid: its process id.
-        root: the folder that contains `proc` and `sys`.
-    """
+    """Returns the smallest limit of a process; None without one. `root` is the folder that contains `proc` and `sys`."""
     found = [limit for folder in _groups(pid, root) if (limit := _limit(folder)) is not None]
     return min(found, key=lambda limit: limit.cores, default=None)
 

@@ -64,13 +64,7 @@ class Running:
 
 
 def pause(order: StepOrder, now: float, others: Iterable[Running]) -> float:
-    """Returns the seconds that a worker waits before it begins its steps; infinity until a call ends.
-
-    Args:
-        order: the order.
-        now: the moment, seconds.
-        others: the calls of the other workers.
-    """
+    """Returns the seconds that a worker waits before it begins its steps; infinity until a call of another ends."""
     running = list(others)
     if order is StepOrder.FREE or not running:
         return 0.0
@@ -83,10 +77,6 @@ def pause(order: StepOrder, now: float, others: Iterable[Running]) -> float:
 
 
 def best(speeds: Mapping[StepOrder, float]) -> StepOrder:
-    """Returns the order to keep.
-
-    Args:
-        speeds: steps per second in each order.
-    """
+    """Returns the order to keep, by the steps per second in each."""
     order = max((StepOrder.TOGETHER, StepOrder.TURNS), key=lambda each: speeds[each])
     return order if speeds[order] >= (1 - GAIN) * speeds[StepOrder.FREE] else StepOrder.FREE

@@ -7,7 +7,7 @@ tasks and pulls what the other groups have pushed. This module does not import T
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -266,12 +266,7 @@ DEFAULTS: dict[str, Any] = {entry.name: entry.default for entry in dataclasses.f
 
 
 def problem(name: str, value: object) -> str | None:
-    """Returns why `value` is not valid for the option `name`, as the end of a sentence, or None if it is valid.
-
-    Args:
-        name: a field of `Synchronization`.
-        value: any object.
-    """
+    """Returns why any `value` is not valid for the option `name`, as the end of a sentence, or None if it is valid."""
     shown = repr(value) if isinstance(value, str | bool | int | float) or value is None else f"a {type(value).__name__}"
     shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
     if name in _CHOICES:
@@ -295,20 +290,19 @@ def problem(name: str, value: object) -> str | None:
 _SENDS_PARAMETERS = "sends the parameters themselves, in which rounding would swallow small updates"
 
 
-def _outer_faults(options: Synchronization) -> list[_Fault]:
-    outer, faults = OUTER_OPTIMIZERS[str(options.outer)], []
+def _outer_faults(options: Synchronization) -> Iterator[_Fault]:
+    outer = OUTER_OPTIMIZERS[str(options.outer)]
     for name in _OF_SOME:
         if getattr(options, name) is not None and name not in outer.options:
-            faults.append((name, _not_accepted(options, name)))
+            yield name, _not_accepted(options, name)
     if options.weights != "groups" and not (outer.weighs_groups and options.topology == "global"):
         option = f"outer {options.outer}" if options.topology == "global" else f"topology {options.topology}"
-        faults.append(("weights", f"{option} weighs all groups alike; leave weights at groups"))
+        yield "weights", f"{option} weighs all groups alike; leave weights at groups"
     if options.adaptive and not outer.allows_adaptive:
-        faults.append(("adaptive", f"outer {options.outer} is SINGA's as released, with one period for all; use outer average"))
+        yield "adaptive", f"outer {options.outer} is SINGA's as released, with one period for all; use outer average"
     if options.compresses and outer.pushes_parameters:
         others = _or(name for name, other in OUTER_OPTIMIZERS.items() if not other.pushes_parameters)
-        faults.append(("compression", f"outer {options.outer} {_SENDS_PARAMETERS}; use outer {others}, or leave it out"))
-    return faults
+        yield "compression", f"outer {options.outer} {_SENDS_PARAMETERS}; use outer {others}, or leave it out"
 
 
 def _not_accepted(options: Synchronization, name: str) -> str:
@@ -323,74 +317,57 @@ def _not_accepted(options: Synchronization, name: str) -> str:
     return f"it is for outer {accepting}, and outer is {options.outer}; {instead}"
 
 
-def _topology_faults(options: Synchronization, server_groups: int | None) -> list[_Fault]:
-    if options.topology == "global":
-        return []
-    faults = []
+def _topology_faults(options: Synchronization, server_groups: int | None) -> Iterator[_Fault]:
+    topology = options.topology
+    if topology == "global":
+        return
     if options.outer != "average":
-        faults.append(
-            (
-                "topology",
-                f"outer {options.outer} needs global parameters, which a {options.topology} does not have; use topology global",
-            )
+        yield (
+            "topology",
+            f"outer {options.outer} needs global parameters, which a {topology} does not have; use topology global",
         )
     if options.compresses:
-        faults.append(("compression", f"a {options.topology} {_SENDS_PARAMETERS}; use topology global, or leave it out"))
+        yield "compression", f"a {topology} {_SENDS_PARAMETERS}; use topology global, or leave it out"
     if options.outer_learning_rate is not None:
-        faults.append(("outer_learning_rate", f"a {options.topology} takes the mean of parameters as it is; leave it out"))
+        yield "outer_learning_rate", f"a {topology} takes the mean of parameters as it is; leave it out"
     if server_groups is not None and server_groups < 2:
-        faults.append(
-            (
-                "topology",
-                f"a {options.topology} is between server groups, and this cluster has {server_groups}; describe several "
-                "(SINGA's nserver_groups), or use topology global",
-            )
+        yield (
+            "topology",
+            f"a {topology} is between server groups, and this cluster has {server_groups}; describe several (SINGA's "
+            "nserver_groups), or use topology global",
         )
-    return faults
 
 
-def _period_faults(options: Synchronization, period: int) -> list[_Fault]:
-    faults = []
+def _period_faults(options: Synchronization, period: int) -> Iterator[_Fault]:
+    between = period // options.fragments
     if options.fragments > period or period % options.fragments:
-        faults.append(
-            (
-                "fragments",
-                f"{options.fragments} fragments do not divide the sync period of {period}: one is synchronized every "
-                "sync_period / fragments updates",
-            )
+        yield (
+            "fragments",
+            f"{options.fragments} fragments do not divide the sync period of {period}: one is synchronized every "
+            "sync_period / fragments updates",
         )
-    elif options.delay is not None and options.delay > period // options.fragments:
-        faults.append(
-            (
-                "delay",
-                f"{options.delay} updates are more than the {period // options.fragments} between two synchronizations "
-                "(sync_period / fragments)",
-            )
+    elif options.delay is not None and options.delay > between:
+        yield (
+            "delay",
+            f"{options.delay} updates are more than the {between} between two synchronizations (sync_period / fragments)",
         )
     if options.longest_period is not None:
         if options.longest_period < period:
-            faults.append(("longest_period", f"{options.longest_period} updates are less than the sync period, {period}"))
+            yield "longest_period", f"{options.longest_period} updates are less than the sync period, {period}"
         elif options.delay is not None:
-            faults.append(
-                ("longest_period", "the period follows from measured times, and a given delay is not measured; give one")
-            )
-        elif period // options.fragments == 1:
-            faults.append(
-                (
-                    "longest_period",
-                    "groups synchronize with every update, so they cannot tell how long an update takes without; "
-                    "choose a longer sync period, at least two updates for each fragment",
-                )
+            yield "longest_period", "the period follows from measured times, and a given delay is not measured; give one"
+        elif between == 1:
+            yield (
+                "longest_period",
+                "groups synchronize with every update, so they cannot tell how long an update takes without; "
+                "choose a longer sync period, at least two updates for each fragment",
             )
         elif options.adaptive:
-            faults.append(("longest_period", "adaptive chooses the period of each group; give one of the two"))
+            yield "longest_period", "adaptive chooses the period of each group; give one of the two"
     if options.adaptive and options.fragments > 1:
-        faults.append(
-            ("adaptive", "it changes the period in which fragments take turns; use fragments 1, or leave adaptive out")
-        )
+        yield "adaptive", "it changes the period in which fragments take turns; use fragments 1, or leave adaptive out"
     if options.adaptive and period == 1:
-        faults.append(("adaptive", "it shortens the sync period, and 1 cannot be shortened; choose a longer sync period"))
-    return faults
+        yield "adaptive", "it shortens the sync period, and 1 cannot be shortened; choose a longer sync period"
 
 
 def _or(names: Iterable[str]) -> str:

@@ -122,12 +122,10 @@ def plan_slurm(job: Job) -> Plan:
         *([f"--nodelist={','.join(sorted(hosts))}"] if hosts else []),
         *options,
     ]
-    program = job.program
-    words = [program.script] if program.script is not None else ["-m", str(program.module)]
     run = [sys.executable, *interpreter.options(), "-m", "tfdist", "run", "--backend=srun", "--nodefaults", *job.flags]
     state = f'--state_file="{_state_name("$SLURM_JOB_ID")}"'  # For `status`; the shell puts the number in.
     first, backup = _own_backup(job)
-    run_script = f"{first}exec {shlex.join(run)} {state} {backup}{shlex.join([*words, '--', *program.args])}"
+    run_script = f"{first}exec {shlex.join(run)} {state} {backup}{shlex.join([*job.program.words, '--', *job.program.args])}"
     script = "".join(f"#SBATCH {shlex.quote(line)}\n" for line in lines)
     return Plan(
         dataclasses.replace(job, cluster=job.cluster.addressed()),

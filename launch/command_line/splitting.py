@@ -22,10 +22,6 @@ def split(argv: list[str], flag_values: flags.FlagValues) -> tuple[list[str], li
     The program begins at `--`, after `-m MODULE`, or at the first word that is neither a flag nor the value of one. The flags
     of the launcher may be written with dashes: `--worker-count=2` becomes `--worker_count=2`. Their values stay as they are.
     `-v` is `--verbose`.
-
-    Args:
-        argv: the command line, with the name of the command.
-        flag_values: the flags of the launcher.
     """
     words = _words_of_launcher(argv, flag_values)
     return understood(words), argv[len(words) :]
@@ -65,13 +61,9 @@ def misplaced(program: Program) -> str:
 
 
 def after_program(words: list[str], flag_values: flags.FlagValues) -> str | None:
-    """Returns the first of the program's arguments that has the name of a flag of tfdist; None if there is none.
+    """Returns the first argument of the program that has the name of a flag of tfdist; None if there is none.
 
     After `--` a user knows whose they are.
-
-    Args:
-        words: the second result of `split`.
-        flag_values: the flags of the launcher.
     """
     for word in words:
         if word == "--":
@@ -117,13 +109,11 @@ _DESCRIBE = ("tier", "cluster", "n", "workers", *(name for name, hint in _FOREIG
 
 
 def understood(words: list[tuple[str, bool]]) -> list[str]:
-    """Returns the words of the launcher with what users of torchrun type as flags of the launcher.
+    """Returns the words of the launcher with what users of torchrun type as flags of the launcher. A word that is given with
+    True is the value of the flag before it.
 
     `--nproc_per_node=4` (`--nproc-per-node 4`, `-np 4`, `--num_processes 4`) becomes `--workers=4`; `--nnodes=1`,
     `--num_machines=1` and `--standalone`, which are what this launcher does anyway, are dropped. `-n4` is `-n 4`.
-
-    Args:
-        words: the words, and whether each is the value of the flag before it.
 
     Raises:
         UsageError: for a flag of another launcher that means nothing here; the message says what to do instead.
@@ -150,12 +140,7 @@ def understood(words: list[tuple[str, bool]]) -> list[str]:
 
 
 def with_underscores(words: Sequence[str], flag_values: flags.FlagValues) -> list[str]:
-    """Returns words among which flags and a program are mixed, with underscores in the names of flags. Values stay as they are.
-
-    Args:
-        words: the words.
-        flag_values: the flags.
-    """
+    """Returns words, of flags and a program, with underscores in the names of the flags. Values stay as they are."""
     result: list[str] = []
     is_value = False
     for word in words:

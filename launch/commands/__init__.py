@@ -44,31 +44,16 @@ def _main_of(module: str, *first: str) -> Callable[[list[str]], int]:
     return run
 
 
-def _job(verb: str) -> Callable[[list[str]], int]:
-    def run(argv: list[str]) -> int:
-        from tfdist.launch.commands import job_commands
-
-        return job_commands.main(verb, argv)
-
-    return run
-
-
-def _completion(argv: list[str]) -> int:
-    from tfdist.launch.commands.completion import main as completion
-
-    return completion(argv, tuple(COMMANDS))
-
-
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": _main_of("launch.commands.cli", "tfdist run"),
     "plan": _main_of("launch.plan.command"),
     "translate": _main_of("translate", "tfdist translate"),
-    "status": _job("status"),
-    "logs": _job("logs"),
-    "cancel": _job("cancel"),
+    "status": _main_of("launch.commands.job_commands", "status"),
+    "logs": _main_of("launch.commands.job_commands", "logs"),
+    "cancel": _main_of("launch.commands.job_commands", "cancel"),
     "scale": _main_of("launch.commands.scale_command"),
     "doctor": _main_of("launch.commands.doctor"),
-    "completion": _completion,
+    "completion": _main_of("launch.commands.completion"),
 }
 
 

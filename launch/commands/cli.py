@@ -232,11 +232,7 @@ def _environment() -> dict[str, str]:
 
 
 def _options() -> dict[str, str]:
-    """Returns the flags of the chosen back end that are given.
-
-    Raises:
-        UsageError: if a flag of another back end is given.
-    """
+    """Returns the flags of the chosen back end that are given. Raises UsageError if a flag of another back end is given."""
     found = {}
     for backend in backends().values():
         for name in backend.options:

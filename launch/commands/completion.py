@@ -1,9 +1,10 @@
 """`tfdist completion`: prints a script with which a shell completes commands, flags, tiers, back ends and handles."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tfdist.launch.backends.interface import handle_of
 from tfdist.launch.background.job_folder import JobFolder
+from tfdist.launch.commands import COMMANDS
 from tfdist.launch.errors import UsageError
 
 USAGE = """usage: tfdist completion bash|zsh|fish
@@ -87,8 +88,8 @@ if [[ "$funcstack[1]" == _tfdist ]]; then _tfdist "$@"; else compdef _tfdist tfd
 """
 
 
-def main(argv: list[str], commands: Sequence[str]) -> int:
-    """Runs the command; returns its exit code. `commands` are the commands of `tfdist`."""
+def main(argv: list[str]) -> int:
+    """Runs the command; returns its exit code."""
     if {"--help", "-h"} & set(argv):
         print(USAGE, end="")
         return 0
@@ -98,11 +99,11 @@ def main(argv: list[str], commands: Sequence[str]) -> int:
         return 0
     if len(argv) != 1 or argv[0] not in SHELLS:
         raise UsageError(f"tfdist completion: expected one of {', '.join(SHELLS)}")
-    print(SHELLS[argv[0]](_words(commands)), end="")
+    print(SHELLS[argv[0]](_words()), end="")
     return 0
 
 
-def _words(commands: Sequence[str]) -> dict[str, list[str]]:
+def _words() -> dict[str, list[str]]:
     """Returns for each command the words that may follow it; `HANDLES` stands for handles."""
     from tfdist.launch.commands import cli
     from tfdist.launch.commands.help_topics import topics
@@ -114,7 +115,7 @@ def _words(commands: Sequence[str]) -> dict[str, list[str]]:
             flag = cli.FLAGS[name]
             values = choices.get(name) or getattr(flag.parser, "enum_values", None) or []
             run += [f"--{name}"] if flag.boolean else [f"--{name}={value}" for value in values] or [f"--{name}="]
-    words = {command: ["--help"] for command in commands}
+    words = {command: ["--help"] for command in COMMANDS}
     words["run"] = ["-n", "-m", *run, "--help"]
     words["plan"] = ["-m", *_plan_flags(), "--help"]
     more = [f"--{name}=" for name in sorted({"hostfile", "task", *options()})]

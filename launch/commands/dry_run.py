@@ -10,12 +10,8 @@ from tfdist.messages import printable, without_secrets
 
 
 def explain(plan: Plan, from_file: Sequence[tuple[str, str]] = ()) -> None:
-    """Prints the plan. A run may replace ports that the description leaves open.
-
-    Args:
-        plan: the plan.
-        from_file: flags that a file gave, without secrets, and the file.
-    """
+    """Prints the plan. A run may replace ports that the description leaves open. `from_file` are flags that a file gave,
+    without secrets, and the file."""
     cluster, choice = plan.job.cluster, plan.job.choice
     print(f"topology  {cluster.describe()}   ({cluster.source.dialect}: {cluster.source.name})")
     print(f"strategy  {choice.strategy}")
@@ -34,9 +30,8 @@ def explain(plan: Plan, from_file: Sequence[tuple[str, str]] = ()) -> None:
         print(f"partition {cluster.partition}   (over {devices or 'all'} devices of {where})")
     for warning in cluster.synchronization.warnings(len(cluster.worker_groups)):
         print(f"warning   {warning}")
-    program = plan.job.program
-    words = [program.script] if program.script is not None else ["-m", str(program.module)]
-    print(f"program   {printable(without_secrets(shlex.join([*words, *program.args])))}   in {printable(plan.job.folder)}")
+    words = plan.job.program.command("")[1:]
+    print(f"program   {printable(without_secrets(shlex.join(words)))}   in {printable(plan.job.folder)}")
     for word, file in from_file:
         print(f"default   {printable(word)}   ({file})")
     for word, line in plan.notes:

@@ -50,8 +50,9 @@ Ends a job with SIGTERM, and waits until it has ended. A job that has ended alre
 _HANDLE = re.compile(r"([a-z][a-z0-9_]*)://(\S+)", re.ASCII)
 
 
-def main(verb: str, argv: list[str]) -> int:
-    """Runs `status`, `logs` or `cancel`; returns its exit code."""
+def main(argv: list[str]) -> int:
+    """Runs `status`, `logs` or `cancel`, the first word; returns its exit code."""
+    verb, *words = argv
     values = flags.FlagValues()
     flags.DEFINE_boolean("help", False, "", short_name="h", flag_values=values)
     if verb == "status":
@@ -61,7 +62,7 @@ def main(verb: str, argv: list[str]) -> int:
     if verb == "logs":
         flags.DEFINE_boolean("follow", False, "", short_name="f", flag_values=values)
     try:
-        words = values([f"tfdist {verb}", *argv])[1:]
+        words = values([f"tfdist {verb}", *words])[1:]
         if values["help"].value:
             print(USAGE[verb], end="")
             return 0

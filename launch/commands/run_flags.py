@@ -84,10 +84,6 @@ flags.DEFINE_multi_string(
 def settings(values: flags.FlagValues, tasks: Iterable[str]) -> Settings:
     """Returns the settings that the flags give.
 
-    Args:
-        values: the flags.
-        tasks: the names of the tasks of the job.
-
     Raises:
         UsageError: for restarts that are not numbers of jobs, and faults that cannot be.
     """

@@ -108,12 +108,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Used:
-    """What a task uses of its processor and link. A back end need not report it.
-
-    Attributes:
-        task: `job:index`.
-        use: what it has used in the last seconds.
-    """
+    """What the task `job:index` has used of its processor and link in the last seconds. A back end need not report it."""
 
     task: str
     use: Use
@@ -121,11 +116,7 @@ class Used:
 
 @dataclass(frozen=True)
 class Listening:
-    """A task accepts connections at its address: it has started.
-
-    Attributes:
-        task: `job:index`.
-    """
+    """The task `job:index` accepts connections at its address: it has started."""
 
     task: str
 

@@ -37,10 +37,15 @@ class Program:
         has_main = os.path.isfile(os.path.join(self.script, "__main__.py"))  # As in `python FOLDER`.
         return None if has_main else "this is a folder without a __main__.py; name a program"
 
+    @property
+    def words(self) -> list[str]:
+        """The script, or the module, as behind the name of the interpreter."""
+        assert self.script is not None or self.module is not None
+        return [self.script] if self.script is not None else ["-m", str(self.module)]
+
     def command(self, python: str) -> list[str]:
         """Returns the command line that runs a script or module with the interpreter `python`."""
-        assert self.script is not None or self.module is not None
-        return [python, *([self.script] if self.script is not None else ["-m", str(self.module)]), *self.args]
+        return [python, *self.words, *self.args]
 
 
 @dataclass(frozen=True)

@@ -56,11 +56,7 @@ class Fault:
 
 
 def fault(text: str, tasks: Iterable[str]) -> Fault:
-    """Returns the fault that `--fail_at` describes.
-
-    Args:
-        text: for example `worker:1,step=30,how=stop:20` or `random,every=15,of=worker,seed=1`.
-        tasks: the names of the tasks of the job.
+    """Returns the fault that `--fail_at` describes: `worker:1,step=30,how=stop:20`, `random,every=15,of=worker,seed=1`.
 
     Raises:
         UsageError: for a text of another form, or an unknown task.
@@ -106,12 +102,7 @@ def _is_positive(seconds: float | None) -> bool:
 
 
 class Punisher:
-    """Makes the faults of a job happen. Call `tick` several times a second.
-
-    Args:
-        faults: the faults.
-        now: the clock, in seconds.
-    """
+    """Makes the faults of a job happen. Call `tick` several times a second."""
 
     def __init__(self, faults: Iterable[Fault], now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -130,14 +121,7 @@ class Punisher:
             say(f"--fail_at {'random' if each.every else '+'.join(each.tasks)},{when} has not happened{why}")
 
     def tick(self, report: Path, alive: Iterable[str], send: Send, say: Say) -> None:
-        """Makes those faults happen whose time has come.
-
-        Args:
-            report: the file of the report of the current attempt.
-            alive: the names of the tasks that run.
-            send: sends a signal to tasks.
-            say: shows a line to the user.
-        """
+        """Makes those faults happen whose time has come. `report` is the file of the report of the current attempt."""
         now = self._now()
         steps = _steps(report)
         if self._begin is None and steps > 0:

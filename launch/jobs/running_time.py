@@ -11,11 +11,7 @@ LONGEST_TICK_SECONDS = 1.0
 
 
 class RunningTime:
-    """The seconds for which this process has run. Read it several times a second.
-
-    Args:
-        clock: a clock that goes on, in seconds.
-    """
+    """The seconds for which this process has run. Read it several times a second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -44,12 +44,7 @@ class Configuration:
         return "chief:0" if self.ps else "worker:0"
 
     def cluster(self, everyone: Cluster, synchronization: Synchronization) -> Cluster:
-        """Returns the cluster.
-
-        Args:
-            everyone: a cluster with the addresses of all tasks that a configuration may have.
-            synchronization: the user's options of hogwild.
-        """
+        """Returns the cluster; `everyone` is one with the addresses of all tasks that a configuration may have."""
         jobs = {"chief": int(self.ps > 0), "worker": self.workers, "ps": self.ps}
         tasks = tuple(task for task in everyone.tasks if task.index < jobs[task.job])
         if self.strategy == "default":

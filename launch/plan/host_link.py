@@ -50,13 +50,10 @@ peer.close()
 
 
 def measured(hosts: Sequence[str], config: str | None = None) -> float:
-    """Returns the rate of the slowest link, in bytes per second, as `--link` would give it.
+    """Returns the rate of the slowest link between two hosts or more, in bytes per second, as `--link` would give it. `config`
+    is a configuration of ssh; None for the user's.
 
     Each host sends to the next one, at most `MOST_PAIRS` of them in turn.
-
-    Args:
-        hosts: names of the hosts, at least two.
-        config: file with the configuration of ssh; None for the user's.
 
     Raises:
         UsageError: if a host cannot be reached, has no `python3`, or cannot reach the next one.

@@ -49,17 +49,7 @@ TICK_SECONDS = 0.1
 
 
 class Probe:
-    """Measures one program.
-
-    Args:
-        program: the program.
-        configurations: what to measure, the most important first. The first is one process.
-        cores: cores that each task may use.
-        synchronization: the user's options of hogwild.
-        seconds: how long the probe may take.
-        say: shows a line to the user.
-        environment: variables for the tasks.
-    """
+    """Measures one program for `seconds`, in `configurations`: one process, then the most important first."""
 
     def __init__(
         self,

@@ -26,11 +26,7 @@ class Sample:
 
 @dataclass
 class ProcessorTime:
-    """Samples of the tasks of a configuration.
-
-    Attributes:
-        samples: by task name.
-    """
+    """Samples of the tasks of a configuration, by the names of the tasks."""
 
     samples: dict[str, list[Sample]] = field(default_factory=dict)
 

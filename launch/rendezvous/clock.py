@@ -7,12 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Clock:
-    """The time, and the way to wait.
-
-    Attributes:
-        now: returns seconds that only grow.
-        sleep: waits for a number of seconds.
-    """
+    """The time, seconds that only grow, and the way to wait."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep

@@ -28,13 +28,7 @@ DEAD_SECONDS = 3 * REPEAT_SECONDS
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a leader has seen of a process.
-
-    Attributes:
-        member: its latest entry.
-        came: when the first entry was read.
-        renewed: when the latest was.
-    """
+    """The latest entry of a process, and when a leader read the first one and this one."""
 
     member: MemberInfo
     came: float
@@ -142,11 +136,9 @@ class Leader(Participant):
     def _publish(self, verdict: Mapping[str, Any], roster: set[str]) -> None:
         """Writes the verdict, waits up to `READ_SECONDS` until the processes have read it, and clears the store.
 
-        A store that gives no answer meanwhile may be back before the timeout of this process, and may have lost the roster.
+        Processes whose nonces are not in `roster`, which is empty for an error, get an error.
 
-        Args:
-            verdict: the roster, or an error for all processes that are present or come soon.
-            roster: nonces of the roster; empty for an error. Processes that are not in a roster get an error.
+        A store that gives no answer meanwhile may be back before the timeout of this process, and may have lost the roster.
         """
         begin = self.clock.now()
         others = set(all_tasks(self.rank_info)) - {self.rank_info.task}

@@ -123,11 +123,7 @@ class Participant:
     # Waiting.
 
     def wait(self, missing: str) -> None:
-        """Pauses shortly, or gives up at the deadline.
-
-        Args:
-            missing: the processes or the store that are waited for; logged every ten seconds.
-        """
+        """Pauses shortly, or gives up at the deadline. `missing`, what is waited for, is logged every ten seconds."""
         now = self.clock.now()
         if now >= self.deadline:
             if self.store_error is not None:

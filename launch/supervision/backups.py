@@ -12,12 +12,7 @@ from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
 
 
 def check(settings: Settings, job_environment: frozenset[str] = frozenset()) -> None:
-    """Raises UsageError for flags that contradict each other, or a folder that cannot be used.
-
-    Args:
-        settings: the settings.
-        job_environment: names of the variables that the user gives to the tasks.
-    """
+    """Raises UsageError for flags that contradict each other or a variable of the tasks, or a folder that cannot be used."""
     folder, frequency = settings.backup_dir, settings.backup_freq
     if folder is not None and (not folder or "://" in folder):
         raise UsageError(f"--backup_dir {folder}: a backup needs a folder on a file system of the chief")

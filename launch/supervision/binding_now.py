@@ -15,12 +15,7 @@ MOST_SECONDS_WITHOUT = 10.0
 
 
 class BindingNow:
-    """Explains one job.
-
-    Args:
-        job: the job.
-        clock: returns seconds.
-    """
+    """Explains one job."""
 
     def __init__(self, job: Job, clock: Callable[[], float]) -> None:
         choice = job.choice.strategy
@@ -31,12 +26,7 @@ class BindingNow:
         self._trains_since: float | None = None
 
     def of(self, tasks: Sequence[TaskStatus], progress: Progress | None) -> dict[str, Any] | None:
-        """Returns what binds; None while the job does not train, or until all that is known is from its training.
-
-        Args:
-            tasks: all tasks.
-            progress: how far the training is.
-        """
+        """Returns what binds; None while the job does not train, or until all that is known is from its training."""
         if progress is None or progress.phase == "idle" or not progress.batches:
             self._trains_since = None
             return None

@@ -53,10 +53,6 @@ def left_fit(reporter: str, report: Path) -> Failure | None:
     """Returns the failure of a task that ended with 0 inside of `fit`; None if it has left `fit`, or never called it.
 
     What ends a process at once with 0, as `os._exit(0)` and `exit` of a library do, looks like the end of a program.
-
-    Args:
-        reporter: the name of the task.
-        report: the path of its report.
     """
     progress = read_progress(report)
     if progress is None or progress.phase == "idle":
@@ -69,13 +65,7 @@ def left_fit(reporter: str, report: Path) -> Failure | None:
 
 
 class FirstFailure:
-    """The failure that came first and does not follow from another.
-
-    Args:
-        job: the job.
-        exits: exit code by task name.
-        clock: returns seconds. Default: those for which this process runs.
-    """
+    """The failure that came first and does not follow from another."""
 
     def __init__(self, job: Job, exits: Mapping[str, int], clock: Callable[[], float] | None = None) -> None:
         self._clock = clock or RunningTime()
@@ -99,13 +89,7 @@ class FirstFailure:
         return stopped if ended and ended | stopped == self._training else set()
 
     def exited(self, event: Exited, servers: Set[str], no_task_served: bool) -> None:
-        """Judges the exit of a task.
-
-        Args:
-            event: the exit.
-            servers: names of the serving tasks that must run as long as the chief.
-            no_task_served: whether no serving task has listened.
-        """
+        """Judges the exit of a task. `servers` are the serving tasks that must run as long as the chief."""
         is_training = event.task in self._training
         if is_training and event.code == 0:
             return

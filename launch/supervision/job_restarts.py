@@ -11,15 +11,10 @@ AWAY_SECONDS = 15.0
 
 
 class JobRestarts:
-    """Decides whether a job starts again after an attempt, and when.
+    """Decides whether a job starts again after an attempt, and when: `limit` times at most, until an attempt has trained for
+    `window` seconds. A host that the job had used before may be away for `patience` seconds.
 
     A host that has restarted answers after some minutes only. Until then no attempt can begin, so these do not count.
-
-    Args:
-        limit: restarts, at most, until an attempt has trained for `window`.
-        window: seconds.
-        patience: seconds for which a host that the job had used before may be away.
-        clock: returns seconds.
 
     Attributes:
         count: how often the job was started again.

@@ -38,11 +38,8 @@ class LogFolder:
     """
 
     def __init__(self, log_dir: str | None, say: Callable[[str], None]) -> None:
-        """Creates the folder, and moves the files of an earlier job into a folder inside it.
-
-        Args:
-            log_dir: its path; None for a new one below `tfdist_logs`.
-            say: shows a line to the user.
+        """Creates the folder, without a path a new one below `tfdist_logs`, and moves the files of an earlier job into a folder
+        inside it.
 
         Raises:
             LogFolderError: if it cannot be written, or another launcher writes there now.

@@ -88,16 +88,8 @@ def with_room(cluster: Cluster, most: int) -> Cluster:
 
 
 class Scaling:
-    """The workers of a job that come and go. Call `tick` several times a second.
-
-    Args:
-        job: the job.
-        log_dir: its log folder.
-        workers: the restarts of its workers.
-        tasks: its tasks.
-        board: their states.
-        say: shows a line to the user.
-        is_restart: whether the whole job is started again: workers that had joined stay.
+    """The workers of a job that come and go. Call `tick` several times a second. If the whole job is started again
+    (`is_restart`), workers that had joined stay.
 
     Attributes:
         idle: names of the workers that do not run because nobody has asked for them, or that were asked to leave.

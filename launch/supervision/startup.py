@@ -23,14 +23,7 @@ class Startup:
     """
 
     def __init__(self, job: Job, timeout: float, say: Callable[[str], None], clock: Callable[[], float] | None = None) -> None:
-        """Begins to wait.
-
-        Args:
-            job: the job.
-            timeout: seconds for the import of TensorFlow, and again for all tasks to listen.
-            say: shows a line to the user.
-            clock: returns seconds. Default: those for which this process runs.
-        """
+        """Begins to wait. `timeout` is for the import of TensorFlow, and again for all tasks to listen, in seconds."""
         tasks = [task for task in job.cluster.training_tasks if task not in job.spare]
         self._missing: list[Task] = tasks if len(tasks) > 1 else []
         self._servers = {task.name for task in job.serving if task not in job.spare}
@@ -62,11 +55,7 @@ class Startup:
         return {task.name for task in self._missing}
 
     def check(self, exits: Mapping[str, int]) -> Failure | None:
-        """Looks which tasks listen; returns a failure when some still do not after the timeout.
-
-        Args:
-            exits: exit code by task name.
-        """
+        """Looks which tasks listen; returns a failure when some still do not after the timeout."""
         now = self._clock()
         if self._ready_at is None:
             if now - self._begin <= self._timeout:

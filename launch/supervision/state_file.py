@@ -13,11 +13,7 @@ class StateFile(StatusWriter):
     """Writes each status to a file, which is replaced as a whole."""
 
     def __init__(self, path: str, grace_period: float) -> None:
-        """Writes the first state.
-
-        Args:
-            path: the file.
-            grace_period: how long the program may take to end, for those who end the job.
+        """Writes the first state, with the time that the program may take to end, for those who end the job.
 
         Raises:
             UsageError: if the file cannot be written, or is a device, a pipe or a folder.

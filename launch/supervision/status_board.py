@@ -21,12 +21,8 @@ class StatusBoard:
     """The states, and who hears about changes."""
 
     def __init__(self, job: Job, publish: Callable[[JobStatus, bool], None]) -> None:
-        """Begins with a job that starts.
-
-        Args:
-            job: the job.
-            publish: is called with each new status, and whether only measurements are new: memory, use and progress.
-        """
+        """Begins with a job that starts. `publish` gets each new status, and whether only measurements are new: memory, use and
+        progress."""
         training = job.cluster.training_tasks
         self._listeners = {task.name for task in training} if len(training) > 1 else set()
         self._tasks = {task.name: TaskStatus(task.name, State.STARTING, task.host or "") for task in job.cluster.tasks}
@@ -113,13 +109,7 @@ class StatusBoard:
         self._is_cancelled = True
 
     def ended(self, state: State, reason: str, exits: dict[str, int]) -> JobStatus:
-        """Returns the final status.
-
-        Args:
-            state: the state of the job.
-            reason: why; or empty.
-            exits: exit code by task name.
-        """
+        """Returns the final status."""
         for name, code in exits.items():
             self._set_ended(name, code)
         return JobStatus(state, tuple(self._tasks.values()), reason, progress=self._progress)

@@ -10,14 +10,7 @@ from tfdist.launch.supervision.supervisor import Outcome
 
 
 def make(job: Job, files: JobFiles, outcome: Outcome, restarts: int = 0, earlier_seconds: float = 0.0) -> dict[str, Any]:
-    """Returns the summary of a job.
-
-    Args:
-        job: the job.
-        files: where its files are.
-        outcome: how it ended, since the last restart of all tasks.
-        restarts: how often all tasks were started again.
-        earlier_seconds: from the start of the job to the last restart of all tasks.
+    """Returns the summary of a job, whose last restart of all tasks was `earlier_seconds` after its start.
 
     Returns:
         A dict for `json.dumps` with the keys `topology`, `strategy`, `rule`, `tasks` (a list), `restarts`, `wall_seconds` (of

@@ -100,18 +100,8 @@ class Supervisor:
         *,
         is_restart: bool = False,
     ) -> None:
-        """Prepares the job; `run` runs it.
-
-        Args:
-            job: the job.
-            files: its folders.
-            back_end: what the back end can do.
-            runner: runs its tasks; may not be ready yet.
-            terminal: shows their output.
-            settings: the limits.
-            publish: is called with each new status, except the last, which is that of the outcome; see `StatusBoard`.
-            is_restart: whether the whole job is started again: log files are continued.
-        """
+        """Prepares the job; `run` runs it. `publish` gets each new status, except the last, which is that of the outcome. If
+        the whole job is started again (`is_restart`), log files are continued."""
         self._board = StatusBoard(job, publish)
         self._job = job
         self._files = files

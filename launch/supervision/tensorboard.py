@@ -36,13 +36,7 @@ class TensorBoard:
     """TensorBoard, if it is installed."""
 
     def __init__(self, folder: str, log_dir: Path, say: Callable[[str], None]) -> None:
-        """Starts it. `look` says its address.
-
-        Args:
-            folder: what it shows; may appear later.
-            log_dir: existing folder for its own messages.
-            say: shows a line to the user.
-        """
+        """Starts it. `look` says its address. `folder`, which it shows, may appear later. Its messages go into `log_dir`."""
         self._say = say
         self._log = log_dir / "tensorboard.log"
         self._process: subprocess.Popen[bytes] | None = None

@@ -15,11 +15,7 @@ _TEXT = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text
 
 
 class EventFile:
-    """A new file of events.
-
-    Args:
-        folder: where it is; made if it does not exist.
-    """
+    """A new file of events in a folder, which is made if it does not exist."""
 
     def __init__(self, folder: str) -> None:
         os.makedirs(folder, exist_ok=True)
@@ -29,13 +25,7 @@ class EventFile:
         self._write(Event(file_version="brain.Event:2"))
 
     def add(self, scalars: Mapping[str, float], texts: Mapping[str, str], step: int) -> None:
-        """Writes values by their names, at a step.
-
-        Args:
-            scalars: numbers.
-            texts: texts, as Markdown.
-            step: number of the step.
-        """
+        """Writes numbers, and texts as Markdown, by their names, at a step."""
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         for name, text in texts.items():
             tensor = TensorProto(dtype=DT_STRING, tensor_shape={"dim": [{"size": 1}]}, string_val=[text.encode()])

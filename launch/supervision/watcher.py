@@ -31,11 +31,7 @@ class StatusWriter(Watcher):
     """Writes each status, up to the first that is final. What cannot be written is said once, and ends no training."""
 
     def __init__(self, name: str) -> None:
-        """Prepares the writer.
-
-        Args:
-            name: where it writes, for messages.
-        """
+        """Prepares the writer. `name` is where it writes, for messages."""
         self._name = name
         self._say: Callable[[str], None] = lambda text: None
         self._has_complained = False

@@ -13,13 +13,7 @@ class LiveView:
     """The live view of a job on a terminal, or nothing where there is none."""
 
     def __init__(self, job: Job, terminal: Terminal, mode: str) -> None:
-        """Says why there is none, if the user asks for one.
-
-        Args:
-            job: the job.
-            terminal: where it is shown.
-            mode: one of `VIEWS`. "auto" shows it where it can be shown.
-        """
+        """Says why there is none, if the user asks for one. The mode "auto" shows it where it can be shown."""
         self._terminal = terminal
         self._view = None
         reason = "" if terminal.is_tty else "output is not a terminal that can draw"

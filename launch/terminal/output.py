@@ -100,11 +100,8 @@ class Terminal:
         self.unfinished = ""
 
     def show_panel(self, render: Callable[[int, int], list[str]]) -> None:
-        """Keeps a panel below the output until `hide_panel` or `close`; does nothing where this is no terminal.
-
-        Args:
-            render: see `LivePanel`.
-        """
+        """Keeps a panel below the output until `hide_panel` or `close`; does nothing where this is no terminal. See
+        `LivePanel`."""
         if self.is_tty and isinstance(self._stream, BackgroundWriter):
             panel = self._panel = LivePanel(self._stream, render)
             signal.signal(signal.SIGCONT, lambda *_: panel.resumed())
@@ -235,13 +232,10 @@ class TaskOutput:
 
 
 def last_lines(path: Path, start: int = 0) -> list[str]:
-    """Returns the last lines of a log file, at most 20, without TensorFlow's usual lines; none where it cannot be read.
+    """Returns the last lines of a log file from `start` bytes on, at most 20, without TensorFlow's usual lines; none where it
+    cannot be read.
 
     Where they are the stacks of a process that crashed, the first one is what the library said of it.
-
-    Args:
-        path: the file.
-        start: how many bytes of it to leave out.
     """
     try:
         with open(path, "rb") as file:

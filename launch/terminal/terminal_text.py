@@ -14,12 +14,7 @@ RESET = "\x1b[0m"
 
 
 def shown(text: str, colors: bool) -> str:
-    """Returns a line of a task without what controls a terminal.
-
-    Args:
-        text: the line.
-        colors: whether to keep colors. They end with the line.
-    """
+    """Returns a line of a task without what controls a terminal. Colors, if they are kept, end with the line."""
     if text.isprintable():
         return text
     clean = _CONTROL.sub(lambda match: match[0] if colors and _COLOR.fullmatch(match[0]) else "", text)

@@ -13,7 +13,7 @@ from tfdist.cluster import Cluster, Task
 from tfdist.dialects.dialect import CommandReader, Dialect, TextReader
 from tfdist.dialects.horovod.hosts import merged, parse_hostfile
 from tfdist.dialects.parsing.command_line import check_count, check_places, names, options
-from tfdist.dialects.parsing.document import Document, check_text, decode, read_bytes, shown
+from tfdist.dialects.parsing.document import Document, check_text, read_text, shown
 from tfdist.dialects.parsing.load import load
 from tfdist.dialects.parsing.shell import has_variable
 from tfdist.dialects.parsing.values import Values, scalar_text
@@ -79,7 +79,7 @@ def parse_command(words: list[str], source: Source) -> Cluster | RankInfo:
     if given.texts.get("config_file") and not (has_numbers and has_variable(given.texts["config_file"])):
         name = given.text("config_file")
         file = Source(NAME, name[:250])
-        content = Document(name, check_text(decode(read_bytes(name, file), file), file))
+        content = Document(name, check_text(read_text(name, file), file))
         texts = _texts(load(content, file), file)
     texts |= {name: text for name, text in given.texts.items() if name in _READ}
     if given.flag("cpu"):
@@ -169,7 +169,7 @@ def _under_mpirun(values: Values, size: int, machines: int) -> Cluster:
     """Returns the ranks that Accelerate starts with mpirun, as many on each of the first hosts of the file."""
     name = values.text("mpirun_hostfile")
     file = Source(NAME, name[:250])
-    hosts = [host for host, _ in merged(parse_hostfile(decode(read_bytes(name, file), file), file))][:machines]
+    hosts = [host for host, _ in merged(parse_hostfile(read_text(name, file), file))][:machines]
     if len(hosts) < machines:
         raise values.error("num_machines", f"{machines} machines are asked for, and {shown(name)} names {len(hosts)}")
     each = size // machines

@@ -12,7 +12,7 @@ from tfdist.cluster import Cluster, Task
 from tfdist.dialects.dialect import CommandReader, Dialect
 from tfdist.dialects.horovod.hosts import merged, parse_hostfile
 from tfdist.dialects.parsing.command_line import check_count, names, options
-from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, decode, read_bytes, shown
+from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, read_text, shown
 from tfdist.dialects.parsing.machine_gpus import visible_gpus
 from tfdist.dialects.parsing.values import Values
 from tfdist.errors import Source
@@ -36,12 +36,7 @@ Slots = dict[str, list[int]]
 
 
 def parse_command(words: list[str], source: Source, environ: Mapping[str, str]) -> Cluster:
-    """Reads a command line of the launcher.
-
-    Args:
-        words: the command line; the first word is the program.
-        source: for messages.
-        environ: variables, of which CUDA_VISIBLE_DEVICES counts.
+    """Reads a command line of the launcher. Of the variables, CUDA_VISIBLE_DEVICES counts.
 
     Raises:
         ClusterError: for bad options, and where only the machine knows the number of its GPUs.
@@ -74,7 +69,7 @@ def _of_file(name: str, values: Values) -> Slots:
             f"there is no file {shown(name, 200)}; DeepSpeed would train on this machine alone: for that, leave the option out",
         )
     file = Source(NAME, name[:250])
-    return {host: list(range(count)) for host, count in merged(parse_hostfile(decode(read_bytes(name, file), file), file))}
+    return {host: list(range(count)) for host, count in merged(parse_hostfile(read_text(name, file), file))}
 
 
 def _of_machine(values: Values, limit: int, environ: Mapping[str, str]) -> Slots:

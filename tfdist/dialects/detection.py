@@ -132,12 +132,7 @@ def _from_file(path: "str | bytes") -> "Detected | Launched":
 
 
 def detect_launches(text: str, name: str, known: Mapping[str, str] = MappingProxyType({})) -> Launched | None:
-    """Returns the commands of a text that describe a cluster; None if it has none.
-
-    Args:
-        text: the text.
-        name: its place, for messages.
-        known: variables that are set where it runs.
+    """Returns the commands of a text that describe a cluster; None if it has none. `known` variables are set where it runs.
 
     Raises:
         ClusterError: for a command line that cannot be split into words.

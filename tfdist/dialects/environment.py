@@ -32,13 +32,7 @@ STARTED_VARIABLE = "TFDIST_STARTED"
 
 @dataclass(frozen=True)
 class Environment:
-    """One environment that was found.
-
-    Attributes:
-        dialect: name of its dialect.
-        variable: the variable that identifies it.
-        described: what it describes.
-    """
+    """One environment that was found, the variable that identifies it, and what it describes."""
 
     dialect: str
     variable: str
@@ -71,10 +65,7 @@ class Environment:
 
 
 def find(environ: Mapping[str, str] | None = None) -> Described | None:
-    """Returns what the environment of this process describes, or None if no launcher started it.
-
-    Args:
-        environ: the variables. Default: those of this process.
+    """Returns what the variables `environ`, by default those of this process, describe; None if no launcher set them.
 
     Raises:
         ClusterError: if the environment that counts cannot be read, or two launchers contradict each other.

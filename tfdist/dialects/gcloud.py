@@ -16,7 +16,7 @@ from tfdist.dialects.cloudml.training_input import NAME as CLOUDML
 from tfdist.dialects.cloudml.training_input import read_fields
 from tfdist.dialects.dialect import CommandReader, Dialect
 from tfdist.dialects.parsing.command_line import check_variable, names
-from tfdist.dialects.parsing.document import Document, check_text, close, decode, read_bytes, shown
+from tfdist.dialects.parsing.document import Document, check_text, close, read_text, shown
 from tfdist.dialects.parsing.load import load
 from tfdist.dialects.parsing.node import Node
 from tfdist.dialects.parsing.shell import has_variable
@@ -191,16 +191,11 @@ def _config(values: Values) -> Document:
     if not name:
         return Document("--config")
     file = Source(NAME, name[:250])
-    return load(Document(name, check_text(decode(read_bytes(name, file), file), file)), file)
+    return load(Document(name, check_text(read_text(name, file), file)), file)
 
 
 def _flags(words: Sequence[str], source: Source, *, positional: int) -> list[tuple[str, str]]:
-    """Returns the flags before ` -- ` by name, in order.
-
-    Args:
-        words: the command line behind the name of the command.
-        source: for messages.
-        positional: number of words that are no flags: the name of the job.
+    """Returns the flags before ` -- ` by name, in order. `positional` words among them are no flags: the name of the job.
 
     Raises:
         ClusterError: for an unknown flag, a flag without a value, and a shell variable in the place of a flag.

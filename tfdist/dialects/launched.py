@@ -15,11 +15,8 @@ from tfdist.rank_info import RankInfo, UnplacedError
 
 
 def read_launches(launched: Launched, tasks: int = 1) -> Described:
-    """Returns what the commands of a script describe.
-
-    Args:
-        launched: the commands.
-        tasks: number of tasks on which `srun` in the script starts a command without options of its own.
+    """Returns what the commands of a script describe. `srun` in it starts a command without options of its own on `tasks`
+    tasks.
 
     Raises:
         ClusterError: if the commands describe different clusters, or the only one cannot be read.

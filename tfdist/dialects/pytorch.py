@@ -48,11 +48,6 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str]) 
     On one host the result is a Cluster with one worker for each process. On several it is the RankInfo of the first process on
     this node: the processes of all nodes are the ranks, and meet at the master.
 
-    Args:
-        words: the command line; the first word is the program.
-        source: for messages.
-        environ: variables.
-
     Raises:
         ClusterError: for options that torchrun refuses, and for an elastic `--nnodes 1:4`.
         UnplacedError: for several nodes with `--rdzv-backend c10d`, whose ranks torchrun assigns when it runs, or with shell

@@ -12,8 +12,8 @@ from typing import Any
 
 from tfdist.cluster import Cluster, Task, valid_host
 from tfdist.dialects.dialect import Dialect, EnvironmentReader, TextReader
-from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, MAX_TASKS, Document, check_text, is_json, shown
-from tfdist.dialects.parsing.load import load
+from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, MAX_TASKS, Document, check_text, shown
+from tfdist.dialects.parsing.load import load, load_variable
 from tfdist.dialects.parsing.node import Node, root
 from tfdist.errors import Source
 
@@ -71,11 +71,7 @@ def from_environ(environ: Mapping[str, str]) -> Cluster:
 
 
 def parse(document: Document) -> Cluster:
-    """Reads a resource configuration. Every host is a worker: the file does not mention ps.
-
-    Raises:
-        ClusterError: for a bad one.
-    """
+    """Reads a resource configuration. Every host is a worker: it mentions no ps. Raises ClusterError for a bad one."""
     config = root(document, NAME)
     config.check_near(WORDS, "the resource configuration")
     return _cluster(config, 0, False)
@@ -149,11 +145,7 @@ def _has_ps(environ: Mapping[str, str]) -> bool:
 
 
 def _object(environ: Mapping[str, str], variable: str) -> Node:
-    source = Source(NAME, variable)
-    text = check_text(environ[variable], source)
-    if not is_json(text):
-        raise source.error("the variable does not hold a JSON object, {...}")
-    return root(load(Document(variable, text), source), NAME)
+    return root(load_variable(environ, Source(NAME, variable), ", {...}"), NAME)
 
 
 def _list(environ: Mapping[str, str], variable: str) -> Any:

@@ -47,11 +47,7 @@ class Cost:
 
 
 class Costs:
-    """The costs of a program.
-
-    Args:
-        measurement: what was measured.
-    """
+    """The costs of a program that was measured."""
 
     def __init__(self, measurement: Measurement) -> None:
         self.measurement = measurement
@@ -64,14 +60,11 @@ class Costs:
         return min(self._hogwild[0].worker, self.measurement.single.worker) if self._hogwild else self.measurement.single.worker
 
     def wall(self, processor: float, cores: float) -> float:
-        """Returns how long a computation takes on a machine with nothing else to do.
+        """Returns how long a computation of so many processor seconds takes on a machine with nothing else to do, on its cores
+        or a part of one.
 
         A part of it is done by one core, and a part by all; the step of one process tells how large they are. What that waits
         for, such as files, belongs to it too.
-
-        Args:
-            processor: its processor seconds.
-            cores: cores of the machine, or a part of one.
         """
         if cores < 1:
             return self.wall(processor, 1) / cores
@@ -128,12 +121,8 @@ class Costs:
     # Synchronizations.
 
     def served(self, ps: int, largest: float | None = None) -> Cost:
-        """Returns the costs of a step of `parameter_server`.
-
-        Args:
-            ps: number of ps.
-            largest: the part of the parameters on the ps that holds the most. Default: all hold equal parts.
-        """
+        """Returns the costs of a step of `parameter_server`. `largest` is the part of the parameters on the ps that holds the
+        most; None if all hold equal parts."""
         part = 1 / ps if largest is None else largest
         one, two = (self.measurement.run("parameter_server", count) for count in (1, 2))
         size = 2 * self.measurement.model_bytes

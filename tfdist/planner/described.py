@@ -45,12 +45,6 @@ def option_of(cluster: Cluster) -> Option | None:
 def option_with(cluster: Cluster, strategy: str | None, period: int | None, synchronization: Synchronization) -> Option | None:
     """Returns the option that a cluster describes together with the command line; None if it cannot be trained or predicted so.
 
-    Args:
-        cluster: the description.
-        strategy: the strategy of the command line, or None.
-        period: the sync period of the command line, or None.
-        synchronization: the options of hogwild, of the description and the command line.
-
     Raises:
         ClusterError: if the description alone cannot be trained on.
     """

@@ -13,11 +13,7 @@ message of the chief, beside a worker that pushes, waits for 12 ms at 200 Mbit/s
 
 
 class Clock:
-    """Runs events in the order of their moments.
-
-    Attributes:
-        now: the moment, in seconds.
-    """
+    """Runs events in the order of their moments, which are seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -42,14 +38,8 @@ class Clock:
 
 
 class Shared:
-    """What all who use it at a time share equally: the cores of a machine, of which each uses one at most, or one
-    direction of a link.
-
-    Args:
-        clock: the clock.
-        name: its name.
-        count: number of cores; 1 for a link. A processor with a quota has a part of one.
-    """
+    """What all who use it at a time share equally: the cores of a machine, of which each uses one at most, or one direction of
+    a link. `count` is the number of cores, of a processor with a quota a part of one; 1 for a link."""
 
     def __init__(self, clock: Clock, name: str, count: float) -> None:
         self.name, self.count = name, count
@@ -105,13 +95,7 @@ class Shared:
 
 
 class Machine:
-    """The cores and the two directions of the link of a machine.
-
-    Args:
-        clock: the clock.
-        name: its name.
-        cores: its cores; or those of another machine, if both are on the same cores.
-    """
+    """The cores and the two directions of the link of a machine. Two machines may have the same cores."""
 
     def __init__(self, clock: Clock, name: str, cores: "float | Shared") -> None:
         self.cores = cores if isinstance(cores, Shared) else Shared(clock, f"processor of {name}", cores)
@@ -119,16 +103,7 @@ class Machine:
 
 
 class Links:
-    """Sends messages.
-
-    Args:
-        clock: the clock.
-        rate: of each link, bytes per second.
-        delay: of a message, seconds.
-
-    Attributes:
-        rate: the same.
-    """
+    """Sends messages over links of a `rate` in bytes per second. A message takes `delay` seconds beside its bytes."""
 
     def __init__(self, clock: Clock, rate: float, delay: float) -> None:
         self._clock, self.rate, self._delay = clock, rate, delay

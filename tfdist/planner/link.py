@@ -13,10 +13,8 @@ _FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 
 
 def bytes_per_second(text: str) -> float:
-    """Returns the rate of a link in bytes per second, in each direction.
-
-    Args:
-        text: a number with `bit` (or `bps`) or `B` (or `Bps`), with `k`, `m` or `g` before it: `1gbit`, `100mbit`, `125MB`.
+    """Returns the rate of a link in bytes per second, in each direction: a number with `bit` (or `bps`) or `B` (or `Bps`), with
+    `k`, `m` or `g` before it, as in `1gbit`, `100mbit`, `125MB`.
 
     Raises:
         ClusterError: for anything else, and for 0.

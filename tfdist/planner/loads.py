@@ -1,30 +1,10 @@
 """How long each resource of a cluster is busy while every worker makes one cycle: its processor, links and cores."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tfdist.planner.option import Hardware, Option
-
-
-@dataclass(frozen=True)
-class Cycle:
-    """What one cycle of one worker asks for: a step, or a period of steps with its synchronization.
-
-    Attributes:
-        examples: examples that it trains with.
-        worker: processor seconds on the worker.
-        server: processor seconds on each ps.
-        chief: processor seconds on the chief.
-        sent: bytes that the worker sends to each ps, and as many that it receives.
-        batches: bytes that the chief sends.
-    """
-
-    examples: float
-    worker: float
-    server: float
-    chief: float
-    sent: Sequence[float]
-    batches: float
+from tfdist.planner.ways import Way
 
 
 @dataclass(frozen=True)
@@ -75,13 +55,14 @@ def machines(option: Option) -> list[_Machine]:
     return found
 
 
-def loads(option: Option, cycle: Cycle, hardware: Hardware) -> list[Load]:
-    """Returns how long each resource is busy while each worker makes one cycle."""
-    found = [Load(option.workers * cycle.chief, "chief processor", "chief")] if cycle.chief else []
+def loads(way: Way, hardware: Hardware) -> list[Load]:
+    """Returns how long each resource is busy while each worker makes one cycle: a step, or a period of `hogwild`."""
+    option = way.option
+    found = [Load(option.workers * way.chief, "chief processor", "chief")] if way.chief else []
     # The ps with the most bytes is the one whose link and processor bind; it stands for all.
-    largest = max(cycle.sent, default=0.0)
+    largest = max(way.sent, default=0.0)
     for machine in machines(option):
-        found += _of_machine(machine, option, cycle, hardware, largest)
+        found += _of_machine(machine, way, hardware, largest)
     return found
 
 
@@ -94,22 +75,22 @@ def busiest(found: Iterable[Load]) -> list[Load]:
     return sorted(by_kind.values(), key=lambda load: -load.seconds)
 
 
-def _of_machine(machine: _Machine, option: Option, cycle: Cycle, hardware: Hardware, largest: float) -> Iterable[Load]:
-    workers = option.workers
+def _of_machine(machine: _Machine, way: Way, hardware: Hardware, largest: float) -> Iterable[Load]:
+    workers = way.option.workers
     processor = sent = received = 0.0
     if machine.worker is not None:
-        processor += cycle.worker
+        processor += way.processor
         own = largest if machine.ps is not None else 0.0
-        sent += sum(cycle.sent) - own
-        received += sum(cycle.sent) - own + (0 if machine.chief else cycle.batches)
+        sent += sum(way.sent) - own
+        received += sum(way.sent) - own + (0 if machine.chief else way.batches)
     if machine.ps is not None:
-        processor += workers * cycle.server
+        processor += workers * way.server
         remote = (workers - (machine.worker is not None)) * largest
         sent += remote
         received += remote
     if machine.chief:
-        processor += workers * cycle.chief
-        sent += (workers - (machine.worker is not None)) * cycle.batches
+        processor += workers * way.chief
+        sent += (workers - (machine.worker is not None)) * way.batches
     alone = sum((machine.worker is not None, machine.ps is not None, machine.chief)) == 1
     serves_only = machine.ps is not None and alone
     cores = (hardware.server_cores if serves_only else None) or hardware.cores

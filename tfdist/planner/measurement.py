@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfdist.dialects.parsing.document import decode, read_bytes
+from tfdist.dialects.parsing.document import read_text
 from tfdist.errors import Source
 
 VERSION = 1
@@ -115,15 +115,7 @@ class Measurement:
 
     @classmethod
     def from_json(cls, values: object, source: str) -> "Measurement":
-        """Returns the measurement of what `as_json` has returned.
-
-        Args:
-            values: the dict.
-            source: where it comes from, for messages.
-
-        Raises:
-            ClusterError: if it is no measurement.
-        """
+        """Returns the measurement of what `as_json` has returned. Raises ClusterError if it is no measurement."""
         error = Source("planner", source).error
         if not isinstance(values, Mapping) or values.get("version") != VERSION:
             raise error(f"this is no measurement of version {VERSION}; tfdist plan --save FILE writes one")
@@ -181,7 +173,7 @@ def _number(values: Mapping[str, Any], name: str, *, whole: bool = False, least:
 def read(path: str) -> Measurement:
     """Returns the measurement in a file. Raises ClusterError if there is none."""
     source = Source("planner", path)
-    text = decode(read_bytes(path, source), source)
+    text = read_text(path, source)
     try:
         values = json.loads(text)
     except ValueError as error:

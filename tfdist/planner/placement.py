@@ -13,15 +13,11 @@ SHARDS_PER_SERVER, SHARD_BYTES = 8, 2**21
 
 
 def whole_and_split(variables: Sequence[Variable], ps: int, table_part: float = 1.0) -> list[int]:
-    """Returns the bytes of each ps under `parameter_server`: those that it holds, or those that a step reads of it.
+    """Returns the bytes of each ps under `parameter_server`: those that it holds, or those that a step reads of it, which is
+    `table_part` of the tables of Embedding layers.
 
     Large variables are split by rows over all ps. Any other goes to the ps that holds the fewest bytes, so that the largest one
     that has too few rows bounds how many ps are useful.
-
-    Args:
-        variables: the trainable variables.
-        ps: number of ps.
-        table_part: the part of the tables of Embedding layers that counts. Default: they count whole.
     """
     held, counted = [0] * ps, [0] * ps
     for variable in variables:

@@ -13,11 +13,10 @@ do not wait for each other, but queue for each resource (queues.py); with `multi
 `simulated` then simulates those that are shown (simulated.py), and its prediction counts.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tfdist.planner.costs import HOP_SECONDS, Costs
-from tfdist.planner.loads import Cycle, Load, busiest, loads
+from tfdist.planner.loads import Load, busiest, loads
 from tfdist.planner.option import Hardware, Option
 from tfdist.planner.queues import cycle as queued
 from tfdist.planner.simulated import Network
@@ -66,14 +65,7 @@ def predict(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
 
 
 def simulated(costs: Costs, hardware: Hardware, option: Option, shared_by: int | None = None) -> Prediction:
-    """Returns the prediction of the simulator (simulated.py). It takes some 10 ms.
-
-    Args:
-        costs: what steps and synchronizations cost.
-        hardware: the machines, all equal.
-        option: not `default` or `mirrored`, of which nothing is to be simulated.
-        shared_by: see `Network`.
-    """
+    """Returns the prediction of the simulator (simulated.py), for machines that are all equal. It takes some 10 ms."""
     formula = predict(costs, hardware, option)
     if option.strategy in ("default", "mirrored"):
         return formula
@@ -93,12 +85,8 @@ def simulated(costs: Costs, hardware: Hardware, option: Option, shared_by: int |
 
 
 def combined(alone: float, busiest: float) -> float:
-    """Returns the time of a cycle, in seconds.
-
-    Args:
-        alone: its time if nothing is shared.
-        busiest: how long the busiest shared resource is busy for it.
-    """
+    """Returns the time of a cycle, in seconds, that takes `alone` if nothing is shared, and for which the busiest shared
+    resource is busy for `busiest`."""
     most = max(alone, busiest)
     return most * ((alone / most) ** G + (busiest / most) ** G) ** (1 / G) if most else 0.0
 
@@ -131,70 +119,62 @@ def _all_reduce(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
 def _served(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
     """`parameter_server`: a step reads the parameters, computes, and sends the gradients; workers do not wait for others."""
     way = way_of(costs, option)
-    cycle = _cycle(way)
-    shared = loads(option, cycle, hardware)
+    shared = loads(way, hardware)
     chief = way.chief if option.workers == 1 else 0.0  # Else the chief prepares the next step meanwhile.
     compute = costs.wall(way.compute, hardware.cores) + (way.worker + way.server + chief) / min(1, hardware.cores)
-    wire = 2 * _remote(option, way.sent) / hardware.link + _batches(option, cycle) / hardware.link
+    wire = 2 * _remote(way) / hardware.link + _batches(way) / hardware.link
     queues = [load.seconds / option.workers for load in busiest(shared) if load.kind != "chief"]
     time = queued(option.workers, max(0.0, compute + wire - sum(queues)), queues)
     time = combined(time, option.workers * way.chief)
-    return _prediction(option, cycle, time, shared, (compute, wire), way.assumed)
+    return _prediction(way, time, shared, compute, wire)
 
 
 def _local_steps(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
     """`hogwild`: a period of steps on the worker's replica, and a synchronization of which the delay hides a part."""
     way = way_of(costs, option)
-    cycle = _cycle(way)
     step = costs.wall(way.compute, hardware.cores)
     between = max(1, option.period // option.fragments)
     delay = max(1, min(between // DELAY_PART, LONGEST_DELAY)) if option.delay is None else min(option.delay, between)
     # Rounds: all workers push at about the same time, and wait for the slowest answer.
-    pushed = max(_remote(option, way.sent), _crowd(option, way.sent)) / hardware.link
+    pushed = max(_remote(way), _crowd(way)) / hardware.link
     cores = hardware.cores if option.colocated else hardware.server_cores or hardware.cores
     synchronization = 2 * pushed + option.workers * way.server / cores
     wire = max(0.0, synchronization - delay * step * option.fragments)
     # And get their batches at the same time.
-    wire += max(1, option.workers - (not option.chief_apart)) * _batches(option, cycle) / hardware.link
+    wire += max(1, option.workers - (not option.chief_apart)) * _batches(way) / hardware.link
     chief = way.chief if option.workers == 1 else 0.0
     compute = option.period * step + (way.worker + chief) / min(1, hardware.cores)
-    shared = loads(option, cycle, hardware)
+    shared = loads(way, hardware)
     time = combined(compute + wire, max(load.seconds for load in shared))
-    return _prediction(option, cycle, time, shared, (compute, wire), way.assumed)
+    return _prediction(way, time, shared, compute, wire)
 
 
-def _cycle(way: Way) -> Cycle:
-    """Returns what a cycle of one worker asks for: a step, or a period of steps with its synchronization."""
-    return Cycle(way.steps * way.examples, way.steps * way.compute + way.worker, way.server, way.chief, way.sent, way.batches)
-
-
-def _prediction(
-    option: Option, cycle: Cycle, time: float, shared: list[Load], own: tuple[float, float], assumed: tuple[str, ...]
-) -> Prediction:
-    """Returns the prediction of a cycle that takes `time`; `own` is what the worker computes and waits for its link in it."""
+def _prediction(way: Way, time: float, shared: list[Load], computes: float, waits: float) -> Prediction:
+    """Returns the prediction of a cycle that takes `time`, in which a worker computes, and waits for its own link."""
     binding = max(shared, key=lambda load: load.seconds)
     name = binding.resource
     if binding.seconds < BINDS * time:
-        name = "worker processor" if own[0] >= own[1] else "worker link"
+        name = "worker processor" if computes >= waits else "worker link"
     largest = sorted(shared, key=lambda load: -load.seconds)[:4]
     busy = {load.resource: load.seconds / time for load in reversed(largest)}
-    return Prediction(option, option.workers * cycle.examples / time, name, _sorted(tuple(busy.items())), assumed)
+    speed = way.option.workers * way.steps * way.examples / time
+    return Prediction(way.option, speed, name, _sorted(tuple(busy.items())), way.assumed)
 
 
-def _batches(option: Option, cycle: Cycle) -> float:
+def _batches(way: Way) -> float:
     """Returns the bytes of its batches that a worker gets over a link before it can begin."""
-    return cycle.batches if option.chief_apart or option.workers > 1 else 0.0
+    return way.batches if way.option.chief_apart or way.option.workers > 1 else 0.0
 
 
-def _remote(option: Option, sent: Sequence[float]) -> float:
+def _remote(way: Way) -> float:
     """Returns the bytes that a worker sends to ps on other machines."""
-    own = max(sent) if option.colocated and option.ps >= option.workers else 0.0
-    return sum(sent) - own
+    option = way.option
+    return sum(way.sent) - (max(way.sent) if option.colocated and option.ps >= option.workers else 0.0)
 
 
-def _crowd(option: Option, sent: Sequence[float]) -> float:
+def _crowd(way: Way) -> float:
     """Returns the bytes that the ps with the most bytes receives from all workers on other machines."""
-    return (option.workers - option.colocated) * max(sent)
+    return (way.option.workers - way.option.colocated) * max(way.sent)
 
 
 def _sorted(busy: tuple[tuple[str, float], ...]) -> tuple[tuple[str, float], ...]:

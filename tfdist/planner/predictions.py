@@ -32,14 +32,6 @@ def predictions(
     """Returns the predictions, the recommended one first.
 
     Options that the table shows are simulated. The others keep the prediction of the formula.
-
-    Args:
-        costs: what steps and synchronizations cost.
-        hardware: the machines.
-        options: what to compare.
-        rows: rows of the table.
-        cost: see `recommend.ranked`.
-        described: see `recommend.shown`.
     """
     found = {option: predict(costs, hardware, option) for option in options}
     left, is_first = MOST_MESSAGES, True

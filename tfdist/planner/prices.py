@@ -9,7 +9,7 @@ from typing import Any
 
 from tfdist.cluster import Cluster
 from tfdist.dialects.cloudml.machines import machine
-from tfdist.dialects.parsing.document import decode, read_bytes
+from tfdist.dialects.parsing.document import read_text
 from tfdist.errors import Source, nearest
 from tfdist.planner.option import Option
 
@@ -51,12 +51,7 @@ def cores(name: str) -> int | None:
 
 
 class Prices:
-    """Prices per hour by machine type.
-
-    Args:
-        values: machine type -> price.
-        source: where they come from, for messages.
-    """
+    """Prices per hour by machine type."""
 
     def __init__(self, values: Mapping[str, float], source: str) -> None:
         self._values = dict(values)
@@ -85,7 +80,7 @@ def read(path: str) -> Prices:
     """Returns the prices in a file: JSON or YAML, machine type -> price per hour. Raises ClusterError for others."""
     source = Source("planner", path)
     error = source.error
-    text = decode(read_bytes(path, source), source)
+    text = read_text(path, source)
     try:
         pairs = json.loads(text, object_pairs_hook=_Pairs)
     except ValueError:

@@ -18,15 +18,11 @@ Cost = Callable[[Prediction], float]
 
 
 def ranked(predictions: Sequence[Prediction], cost: Cost | None = None) -> list[Prediction]:
-    """Returns predictions, the recommended one first.
+    """Returns at least one prediction, the recommended one first. `cost` is for an hour; None without prices.
 
     Of those that are nearly as fast as the fastest, the cheapest comes first (without prices that with the fewest machines),
     then the one with the shortest sync period, which is the most accurate, then the one with the fewest ps. The others follow
     by speed.
-
-    Args:
-        predictions: at least one.
-        cost: returns what an option costs for an hour; None without prices.
     """
     fastest = max(each.examples_per_second for each in predictions)
 
@@ -44,16 +40,10 @@ def ranked(predictions: Sequence[Prediction], cost: Cost | None = None) -> list[
 def shown(
     predictions: Sequence[Prediction], rows: int, cost: Cost | None = None, described: Option | None = None
 ) -> list[Prediction]:
-    """Returns about `rows` of ranked predictions for a table: the first ones, and that of each strategy to recommend.
+    """Returns about `rows` of `ranked` predictions for a table: the first ones, and that of each strategy to recommend.
 
     Those with more ps that make nothing faster are left out, except for what the user describes and the first prediction: with
     fewer ps it may be just too slow to be recommended.
-
-    Args:
-        predictions: what `ranked` has returned.
-        rows: number of the first ones.
-        cost: as for `ranked`.
-        described: the option of the user's description; None without one.
     """
     alike: dict[tuple[object, ...], list[Prediction]] = defaultdict(list)
     for each in predictions:

@@ -47,13 +47,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a simulation has found.
-
-    Attributes:
-        speed: examples per second of all workers.
-        busiest: name of the busiest resource.
-        busy: part of the time for which that is busy.
-    """
+    """Examples per second of all workers, and the busiest resource with the part of the time for which it is busy."""
 
     speed: float
     busiest: str
@@ -75,14 +69,7 @@ def _bundled(sent: Sequence[float], most: int) -> tuple[list[int], list[float]]:
 
 
 class Simulation:
-    """One training.
-
-    Args:
-        way: how to train.
-        network: on what.
-        seed: of the random times.
-        most: most workers that are simulated.
-    """
+    """One training, with `most` workers at most. `seed` is that of the random times."""
 
     def __init__(self, way: Way, network: Network, seed: int = 0, most: int = MOST_WORKERS) -> None:
         option, clock = way.option, Clock()

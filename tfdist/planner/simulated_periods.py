@@ -231,13 +231,7 @@ class Hogwild(Simulation):
 
 
 def simulate(way: Way, network: Network, most: int = MOST_WORKERS) -> Simulated:
-    """Returns what the simulation of a way to train finds.
-
-    Args:
-        way: how to train.
-        network: on what.
-        most: most workers that are simulated one by one; of more, each simulated one stands for several.
-    """
+    """Returns what the simulation of a way to train finds. Of more workers than `most`, each simulated one stands for some."""
     if way.option.strategy == "multi_worker_mirrored":
         return simulate_ring(way, network)
     if way.option.strategy == "parameter_server":

@@ -29,12 +29,7 @@ class ParameterServer(Simulation):
     """`parameter_server`: every step pulls from every ps, computes, and pushes to every ps."""
 
     def begin(self, worker: int, part: float) -> None:
-        """Makes the first step.
-
-        Args:
-            worker: the worker.
-            part: after this part of the time that a step takes if all of them wait for each other.
-        """
+        """Makes the first step, after this part of the time that a step takes if all of them wait for each other."""
         way, workers = self.way, self.way.option.workers
         alone = (2 * sum(way.sent) + way.batches) / self.network.rate + way.compute + way.worker + way.server + way.chief
         busiest = max(max(way.sent, default=0.0) / self.network.rate, way.server / self.network.cores, way.chief)
@@ -86,15 +81,7 @@ class ParameterServer(Simulation):
 
 
 class Ordered(ParameterServer):
-    """`parameter_server` with workers that wait until they may begin a step.
-
-    Args:
-        order: the order.
-        way: how to train.
-        network: on what.
-        seed: of the random times.
-        most: most workers that are simulated.
-    """
+    """`parameter_server` with workers that wait until they may begin a step."""
 
     def __init__(self, order: StepOrder, way: Way, network: Network, seed: int, most: int) -> None:
         super().__init__(way, network, seed, most)
@@ -152,13 +139,7 @@ def without_order(way: Way, network: Network, most: int = MOST_WORKERS) -> Simul
 
 
 def _mean(way: Way, most: int, training: Callable[[int, int], ParameterServer]) -> Simulated:
-    """Returns the mean of several beginnings.
-
-    Args:
-        way: how to train.
-        most: most workers that are simulated.
-        training: makes the simulation; takes a seed and `most`.
-    """
+    """Returns the mean of several beginnings. `training` makes a simulation of a seed and `most` workers."""
     count = beginnings(way)
     generator = random.Random(0)
     # Of each worker, one beginning in each part of a step (a Latin hypercube).

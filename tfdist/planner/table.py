@@ -27,13 +27,7 @@ def _ps(option: Option) -> str:
 
 
 def rows(predictions: Sequence[Prediction], cost: Cost | None, described: Option | None = None) -> list[list[str]]:
-    """Returns the cells of the table, with its head.
-
-    Args:
-        predictions: the rows, the recommended one first.
-        cost: what an option costs for an hour; None without prices.
-        described: the option whose row says so in its last cell.
-    """
+    """Returns the cells of the table, with its head. The row of `described` says so in its last cell."""
     head = ["", "strategy", "workers", "ps", "period", "machines", "examples/s", "binds"]
     found = [[*head, *(["cost per hour", "per million examples"] if cost else []), ""]]
     for number, each in enumerate(predictions):

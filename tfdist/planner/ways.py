@@ -55,6 +55,11 @@ class Way:
         """Steps of a cycle: with hogwild those of a period, else one."""
         return self.option.period if self.option.strategy == "hogwild" else 1
 
+    @property
+    def processor(self) -> float:
+        """Processor seconds of a worker for a cycle."""
+        return self.steps * self.compute + self.worker
+
 
 def way_of(costs: Costs, option: Option, **changes: Any) -> Way:
     """Returns a way to train with the costs that the formulas use, and some attributes that differ."""

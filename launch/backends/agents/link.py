@@ -38,15 +38,8 @@ class Link:
         log: Path,
         popen: Callable[..., Any] = subprocess.Popen,
     ) -> None:
-        """Starts the command, and sends the line that the bootstrap reads.
-
-        Args:
-            host: the host.
-            command: the command line.
-            first_line: what the bootstrap and the agent get.
-            log: file for what the command and the agent print to standard error.
-            popen: starts the command; called like `subprocess.Popen`.
-        """
+        """Starts the command with `popen`, and sends `first_line`, which the bootstrap and the agent read. What they print to
+        standard error goes into `log`."""
         self.host = host
         self.lost: str | None = None
         self._log = log

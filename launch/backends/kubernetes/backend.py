@@ -200,12 +200,7 @@ def _has_ended(status: JobStatus, name: str) -> bool:
 
 
 class _Found:
-    """A job by its id.
-
-    Attributes:
-        server: where it is.
-        kind: of its workloads.
-    """
+    """A job by its id: the server where it is, and the kind of its workloads."""
 
     def __init__(self, job_id: str) -> None:
         parts = job_id.rsplit("/", 3)

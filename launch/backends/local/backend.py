@@ -64,11 +64,8 @@ _kept: "list[LocalProcesses]" = []
 
 
 def start(plan: Plan, files: JobFiles) -> "LocalTasks":
-    """Holds the ports, and starts the parent of all tasks, unless one is kept.
-
-    Raises:
-        ClusterError: if a described port is taken.
-    """
+    """Holds the ports, and starts the parent of all tasks, unless one is kept. Raises ClusterError if a described port is
+    taken."""
     return LocalTasks(plan, files, {task.name for task in plan.job.cluster.training_tasks}, adopt=True)
 
 
@@ -92,14 +89,8 @@ class LocalTasks:
     """
 
     def __init__(self, plan: Plan, files: JobFiles, listening: set[str], *, adopt: bool, longest_stop: float = 0.0) -> None:
-        """Holds the ports of the tasks and starts the fork server.
-
-        Args:
-            plan: the plan.
-            files: the folders of the job.
-            listening: names of the tasks of this machine that will listen.
-            adopt: see `LocalProcesses`.
-            longest_stop: see `LocalProcesses`.
+        """Holds the ports of the tasks that will listen here, `listening`, and starts the fork server. For `adopt` and
+        `longest_stop` see `LocalProcesses`.
 
         Raises:
             ClusterError: if a described port is taken.

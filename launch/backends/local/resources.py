@@ -17,13 +17,8 @@ class Resources:
     """
 
     def __init__(self, tasks: Iterable[Task], strategy: str, gpus_per_task: int | None = None) -> None:
-        """Distributes the GPUs that this process sees now.
-
-        Args:
-            tasks: the tasks on this machine, of a prepared cluster.
-            strategy: the name of its strategy.
-            gpus_per_task: number of GPUs for each task that computes; None to go by the description.
-        """
+        """Distributes the GPUs that this process sees now over its tasks on this machine: `gpus_per_task` for each that
+        computes; None to go by the description."""
         self._tasks = list(tasks)
         self._strategy = strategy
         installed = machine.installed()

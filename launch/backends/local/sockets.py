@@ -46,11 +46,8 @@ class Connection:
 
 
 def connections(*, within: bool = False) -> list[Connection] | None:
-    """Returns the established connections to other machines; None where the kernel does not tell.
-
-    Args:
-        within: whether also those within this machine. Each of their two ends is one.
-    """
+    """Returns the established connections to other machines; None where the kernel does not tell. With `within` also those
+    within this machine, of which each of the two ends is one."""
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as netlink:
             netlink.settimeout(_SECONDS)

@@ -35,11 +35,7 @@ class Stacks:
         self._asked.pop(task, None)
 
     def events(self, pids: dict[str, int]) -> list[Output]:
-        """Asks py-spy for the stacks of tasks that have not answered; returns what it has printed.
-
-        Args:
-            pids: process id by task.
-        """
+        """Asks py-spy for the stacks of tasks that have not answered; returns what it has printed."""
         now = time.monotonic()
         for task in [task for task, until in self._asked.items() if now > until]:
             del self._asked[task]

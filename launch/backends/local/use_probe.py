@@ -67,11 +67,7 @@ class _Seen:
 
 
 class UseProbe:
-    """Looks at the tasks.
-
-    Args:
-        clock: returns seconds.
-    """
+    """Looks at the tasks."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -140,14 +136,8 @@ class UseProbe:
 
 
 def use_of(looks: "deque[_Look]", cores: int, together: float | None = None, quota: Quota | None = None) -> Use | None:
-    """Returns the use over a time; None after too few looks.
-
-    Args:
-        looks: the looks, the oldest first.
-        cores: cores that the task may use.
-        together: cores that all tasks of this machine may use.
-        quota: the quota of the task.
-    """
+    """Returns the use between the first and the last look; None after too few. The task may use `cores`, and all of this
+    machine may use `together`."""
     if len(looks) < LEAST_LOOKS or looks[-1].at - looks[0].at < LEAST_SECONDS:
         return None
     first, last, later = looks[0], looks[-1], list(looks)[1:]

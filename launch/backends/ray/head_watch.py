@@ -20,11 +20,7 @@ class HeadWatch:
     """Asks the head in a thread: while it is gone, Ray's calls do not return."""
 
     def __init__(self, ask: Callable[[], object]) -> None:
-        """Begins.
-
-        Args:
-            ask: a call that only the head answers.
-        """
+        """Begins. `ask` is a call that only the head answers."""
         self._ask = ask
         self._has_answered = threading.Event()
         self._clock = RunningTime()

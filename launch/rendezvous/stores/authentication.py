@@ -59,14 +59,7 @@ def is_proof(given: object, expected: str) -> bool:
 
 
 class Seal:
-    """The lines in one direction of a connection: text and its HMAC, numbered.
-
-    Args:
-        key: the key of the run.
-        role: the sender, `server` or `client`.
-        server_nonce: the server's random number of this connection.
-        client_nonce: the client's.
-    """
+    """The lines that `role`, `server` or `client`, sends over a connection: text and its HMAC, numbered."""
 
     def __init__(self, key: bytes, role: str, server_nonce: str, client_nonce: str) -> None:
         self._key = bytes.fromhex(proof(key, f"lines of the {role}", server_nonce, client_nonce))

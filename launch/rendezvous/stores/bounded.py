@@ -14,14 +14,11 @@ Result = TypeVar("Result")
 
 
 class BoundedCalls:
-    """Runs one call after the other, each for a limited time.
+    """Runs one call after the other, each for a limited time. Calls after the timeout, that of the rendezvous, get only a
+    moment.
 
     A call that takes longer goes on in a thread that nobody waits for. Until it ends, no other call starts, so that there is
     never more than one such thread.
-
-    Args:
-        what: what the calls need, for the message.
-        timeout_seconds: the limit of the rendezvous. Calls after it get only a moment.
     """
 
     def __init__(self, what: str, timeout_seconds: float) -> None:

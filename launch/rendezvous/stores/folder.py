@@ -31,12 +31,8 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | _NO_LINK
 
 
 class FolderStore:
-    """The tables of one run: files `tfdist-UID-RUN/TABLE/FIELD` in the shared folder.
-
-    Args:
-        rank_info: rank info with a store of kind `file`.
-        timeout_seconds: the limit of the rendezvous. No call waits much longer for the file system.
-    """
+    """The tables of one run: files `tfdist-UID-RUN/TABLE/FIELD` in the shared folder. No call waits much longer for the file
+    system than the timeout, that of the rendezvous."""
 
     def __init__(self, rank_info: RankInfo, timeout_seconds: float) -> None:
         assert rank_info.store is not None and rank_info.store.path is not None

@@ -25,27 +25,21 @@ class OpenStore(Protocol):
 
     def put(self, table: str, field: str, text: str) -> None:
         """Sets one field."""
-        ...
 
     def get(self, table: str) -> dict[str, str]:
         """Returns all fields of a table."""
-        ...
 
     def remove(self, table: str, field: str) -> None:
         """Removes a field, if it exists."""
-        ...
 
     def clear(self) -> None:
         """Removes all tables of the run."""
-        ...
 
     def own_host(self) -> str:
         """Returns the name or address under which the other processes can probably reach this one."""
-        ...
 
     def close(self) -> None:
         """Closes the connection, and the store where this process serves it. Does not raise."""
-        ...
 
 
 def run_key(rank_info: RankInfo) -> str:

@@ -28,11 +28,7 @@ class RedisStore:
     """The tables of one run, in the server that `rank_info.store` names."""
 
     def __init__(self, rank_info: RankInfo, lifetime_seconds: float, timeout_seconds: float) -> None:
-        """Prepares the connection.
-
-        Raises:
-            ClusterError: when the client library is missing.
-        """
+        """Prepares the connection. Raises ClusterError when the client library is missing."""
         try:
             import redis
         except ImportError:

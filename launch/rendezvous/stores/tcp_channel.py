@@ -19,12 +19,7 @@ _FOREIGN = "the program that answers is not the store of a tfdist run"
 
 
 class Channel:
-    """A connection whose two ends have proved that they belong to one run.
-
-    Args:
-        address: numeric address and port of the server.
-        key: the key of the run (`authentication.run_secret`).
-        seconds: time for the connection and the proofs.
+    """A connection whose two ends have proved within `seconds` that they belong to one run.
 
     Raises:
         OSError: when nothing listens there.

@@ -37,16 +37,7 @@ Address = tuple[socket.AddressFamily, Any]
 
 
 class TcpServer:
-    """The tables of one run, served until `close`.
-
-    Args:
-        key: the key of the run (`authentication.run_secret`).
-        addresses: where it listens, as `listening_addresses` returns them.
-        limits: the most that it holds for others.
-
-    Raises:
-        OSError: when this process cannot listen there.
-    """
+    """The tables of one run, served at `addresses` until `close`. Raises OSError when this process cannot listen there."""
 
     def __init__(self, key: bytes, addresses: Sequence[Address], limits: Limits) -> None:
         self._key = key

@@ -15,7 +15,7 @@ from tfdist.launch.commands import COMMANDS, completion
 @pytest.fixture
 def script(capsys):
     def of(shell):
-        assert completion.main([shell], tuple(COMMANDS)) == 0
+        assert completion.main([shell]) == 0
         return capsys.readouterr().out
 
     return of

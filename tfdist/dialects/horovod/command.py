@@ -11,7 +11,7 @@ from collections import Counter
 from tfdist.cluster import Cluster
 from tfdist.dialects.horovod.hosts import Hosts, cluster_of, merged, one_by_one, parse_hostfile, parse_hosts
 from tfdist.dialects.parsing.command_line import check_single, check_variable, full_name, names
-from tfdist.dialects.parsing.document import MAX_TASKS, decode, read_bytes, shown
+from tfdist.dialects.parsing.document import MAX_TASKS, read_text, shown
 from tfdist.dialects.parsing.shell import has_variable
 from tfdist.dialects.parsing.values import Values
 from tfdist.errors import ClusterError, Source, UnstatedError, nearest
@@ -177,7 +177,7 @@ def _hosts(options: dict[str, str], source: Source) -> Hosts | None:
         return parse_hosts(options["hosts"], source, "-H")
     if "hostfile" in options:
         file = Source(source.dialect, options["hostfile"][:250])
-        return parse_hostfile(decode(read_bytes(options["hostfile"], file), file), file)
+        return parse_hostfile(read_text(options["hostfile"], file), file)
     return None
 
 

@@ -47,17 +47,14 @@ _VOLCANO_PORT = 2222
 def _jobset(job: Node) -> Cluster:
     spec = need(job, "spec")
     name, space = object_name(job), namespace(job)
-    network = spec.get("network")
-    subdomain = network.get("subdomain") if network else None
+    subdomain = spec.find("network", "subdomain")
     groups = list(need(spec, "replicatedJobs").entries())
     domain = f"{subdomain.text() if subdomain else name}.{space}.svc"
     tasks: list[Task] = []
     for group, role in _roles(groups, job, is_mpi=False, single="worker"):
-        template = group.get("template")
-        inner = template.get("spec") if template else None
+        inner = group.find("template", "spec")
         pods, jobs = pods_at_a_time(inner) if inner else 1, replica_count(group)
-        pod = container(inner.get("template") if inner else None, None)
-        width = _width(pod, role)
+        width = _width(container(group.find("template", "spec", "template"), None), role)
         label = group.child("name").value
         for index in range(checked_total(group, tasks, jobs * pods, width)):
             host = f"{name}-{label}-{index // pods}-{index % pods}.{domain}" if name and label else None
@@ -95,8 +92,8 @@ def _leader_worker_set(job: Node) -> Cluster:
     template.check_near(("size", "leaderTemplate", "workerTemplate"), "leaderWorkerTemplate")
     name, space, given = object_name(job), namespace(job), template.get("size")
     count = 1 if given is None else given.count(1)
-    network = spec.get("networkConfig")
-    is_unique = network is not None and network.child("subdomainPolicy").value == "UniquePerReplica"
+    policy = spec.find("networkConfig", "subdomainPolicy")
+    is_unique = policy is not None and policy.value == "UniquePerReplica"
     domain = f"{name}-0.{space}.svc" if is_unique else f"{name}.{space}.svc"
     member = template.get("workerTemplate")
     first, others = (_width(container(pod, None), "worker") for pod in (template.get("leaderTemplate") or member, member))

@@ -87,11 +87,7 @@ def _check_number(entry: Node, job: str, index: int | None, tasks: int) -> None:
 
 
 def write(cluster: Cluster, **options: Any) -> str:
-    """Returns a headless Service, and one indexed Job for each job of the cluster.
-
-    Args:
-        cluster: the cluster.
-        **options: the fields of `writing.containers.Program`.
+    """Returns a headless Service, and one indexed Job for each job of the cluster. The options are the fields of `Program`.
 
     Raises:
         ClusterError: if these objects cannot run the cluster, or an option is bad.
@@ -155,10 +151,8 @@ def _tf_config(cluster: Cluster, task: Task) -> str:
 
 
 def _variable(entry: Node) -> Node | None:
-    spec = entry.get("spec")
-    template = entry if entry.child("kind").value == "Pod" else spec.get("template") if spec else None
-    pods = template.get("spec") if template else None
-    containers = pods.get("containers") if pods else None
+    above = () if entry.child("kind").value == "Pod" else ("spec", "template")
+    containers = entry.find(*above, "spec", "containers")
     for container in containers.entries() if containers else ():
         env = container.get("env")
         for variable in env.entries() if env else ():

@@ -20,19 +20,17 @@ TPUS = ("google.com/tpu", "cloud-tpus.google.com/v3", "cloud-tpus.google.com/v2"
 
 def object_name(entry: Node) -> str | None:
     """Returns `metadata.name`; None if `metadata.generateName` leaves it to Kubernetes. Raises ClusterError for a bad one."""
-    metadata = entry.get("metadata")
-    name = metadata.get("name") if metadata else None
+    name = entry.find("metadata", "name")
     if name is None:
-        if metadata is not None and metadata.get("generateName") is not None:
+        if entry.find("metadata", "generateName") is not None:
             return None
-        raise (metadata or entry).error("the object has no metadata.name, which begins the names of its tasks")
+        raise (entry.get("metadata") or entry).error("the object has no metadata.name, which begins the names of its tasks")
     return _label(name)
 
 
 def namespace(entry: Node) -> str:
     """Returns `metadata.namespace`. An empty one means `default` (Kubernetes API, ObjectMeta)."""
-    metadata = entry.get("metadata")
-    given = metadata.get("namespace") if metadata else None
+    given = entry.find("metadata", "namespace")
     return _label(given) if given is not None and given.value != "" else "default"
 
 
@@ -47,16 +45,14 @@ def container(template: Node | None, name: str | None) -> Node | None:
     Raises:
         ClusterError: if there are containers, but none with this name.
     """
-    spec = template.get("spec") if template else None
-    containers = spec.get("containers") if spec else None
+    containers = template.find("spec", "containers") if template else None
     if containers is None:
         return None
     found = list(containers.entries())
     if name is None:
         return next((entry for entry in found if tpu(entry) or gpus(entry)), found[0] if found else None)
     for entry in found:
-        given = entry.get("name")
-        if given is not None and given.value == name:
+        if entry.child("name").value == name:
             return entry
     raise containers.error(f"there is no container named {name}, which is the one that trains")
 
@@ -65,8 +61,7 @@ def port(entry: Node | None, name: str, default: int) -> int:
     """Returns the container port `name`; `default` if the container has no port with this name."""
     ports = entry.get("ports") if entry else None
     for candidate in ports.entries() if ports else ():
-        given = candidate.get("name")
-        if given is not None and given.value == name:
+        if candidate.child("name").value == name:
             number = candidate.get("containerPort")
             if number is None:
                 raise candidate.error("the port has no containerPort")
@@ -76,9 +71,8 @@ def port(entry: Node | None, name: str, default: int) -> int:
 
 def gpus(holder: Node | None, field: str = "resources") -> int:
     """Returns the GPUs in `limits` of a container's resources, or if these name none, in `requests`."""
-    resources = holder.get(field) if holder else None
     for part in ("limits", "requests"):
-        amounts = resources.get(part) if resources else None
+        amounts = holder.find(field, part) if holder else None
         if amounts is not None:
             counts = [
                 amounts.child(kind).count(0, MAX_GPUS_PER_TASK) for kind in GPUS if amounts.mapping().get(kind) is not None
@@ -90,8 +84,7 @@ def gpus(holder: Node | None, field: str = "resources") -> int:
 
 def tpu(holder: Node | None) -> Node | None:
     """Returns the TPUs that a container asks for; None if it asks for none."""
-    resources = holder.get("resources") if holder else None
-    amounts = [resources.get(part) for part in ("limits", "requests")] if resources else []
+    amounts = [holder.find("resources", part) for part in ("limits", "requests")] if holder else []
     asked = ((entry, kind) for entry in amounts if entry is not None for kind in TPUS)
     return next((entry.child(kind) for entry, kind in asked if entry.mapping().get(kind) is not None), None)
 

@@ -42,8 +42,7 @@ def _reader(kind: _Kind) -> Callable[[Node], Cluster]:
         check_version(job, ("kubeflow.org/v1", *kind.older))
         spec = need(job, "spec")
         spec.check_keys((kind.field, *kind.more, *POLICY), kind.name)
-        elastic = spec.get("elasticPolicy")
-        processes = spec.get("nprocPerNode") or (elastic.get("nProcPerNode") if elastic else None)
+        processes = spec.get("nprocPerNode") or spec.find("elasticPolicy", "nProcPerNode")
         name, space = object_name(job), namespace(job)
         tasks: list[Task] = []
         found = replica_specs(spec, kind.field, kind.types)

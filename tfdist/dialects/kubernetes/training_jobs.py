@@ -160,11 +160,7 @@ def _first_mpijob(job: Node) -> Cluster:
 
 
 def trainjob(job: Node, runtimes: Sequence[Node] = ()) -> Cluster:
-    """Reads a TrainJob.
-
-    Args:
-        job: the TrainJob.
-        runtimes: the runtimes of the same file. That of the job gives what the job leaves open.
+    """Reads a TrainJob. Its runtime, if it is among `runtimes`, those of the same file, gives what the job leaves open.
 
     Raises:
         ClusterError: for bad fields, and if only a runtime elsewhere says how many nodes there are.
@@ -178,14 +174,13 @@ def trainjob(job: Node, runtimes: Sequence[Node] = ()) -> Cluster:
     if trainer is not None:
         trainer.check_near(("numNodes", "numProcPerNode", "resourcesPerNode"), "trainer")
     nodes, processes = _of_runtime(spec, runtimes)
-    given = trainer.get("numNodes") if trainer is not None else None
+    given = spec.find("trainer", "numNodes")
     nodes = nodes if given is None else given.count(1)
     if nodes is None:
         raise (trainer or spec).error(
             "the trainer's numNodes is missing, and no runtime in this file says it; give the number of nodes"
         )
-    own = trainer.get("numProcPerNode") if trainer is not None else None
-    slots, devices = slots_of_node(own or processes, gpus(trainer, "resourcesPerNode"))
+    slots, devices = slots_of_node(spec.find("trainer", "numProcPerNode") or processes, gpus(trainer, "resourcesPerNode"))
     name, space = object_name(job), namespace(job)
     count = checked_total(given or spec, [], nodes, slots)
     # Trainer makes a JobSet with one replicated job, `node`, and a headless service with the name of the TrainJob.
@@ -203,8 +198,7 @@ def _of_runtime(spec: Node, runtimes: Sequence[Node]) -> tuple[int | None, Node 
         metadata = runtime.get("metadata")
         if name is None or metadata is None or metadata.child("name").value != name:
             continue
-        inner = runtime.get("spec")
-        policy = inner.get("mlPolicy") if inner is not None else None
+        policy = runtime.find("spec", "mlPolicy")
         if policy is None:
             return 1, None
         source = next((found for kind in ("torch", "mpi", "flux") if (found := policy.get(kind)) is not None), None)

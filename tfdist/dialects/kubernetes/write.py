@@ -27,10 +27,7 @@ _HOST = re.compile(
 
 def named(cluster: Cluster, given: Program) -> Program:
     """Returns the program with a name: the given one, else the one in the host names that Kubernetes made, else the default.
-
-    Raises:
-        ClusterError: if the names of the tasks would be too long.
-    """
+    Raises ClusterError if the names of the tasks would be too long."""
     matches = [_HOST.fullmatch(task.host) if task.host else None for task in cluster.tasks]
     found = {(match["name"], match["space"] or match["far_space"]) for match in matches if match}
     name, space = found.pop() if len(found) == 1 and all(matches) else (None, None)
@@ -47,11 +44,8 @@ def named(cluster: Cluster, given: Program) -> Program:
 
 
 def alike(cluster: Cluster, what: str, job: str) -> Task:
-    """Returns a task that represents all tasks of a job, which in Kubernetes are instances of one pod template.
-
-    Raises:
-        ClusterError: if the tasks have different numbers of GPUs.
-    """
+    """Returns a task that represents all tasks of a job, which in Kubernetes are instances of one pod template. Raises
+    ClusterError if the tasks have different numbers of GPUs."""
     tasks = cluster.job(job)
     if len({task.gpus for task in tasks}) > 1:
         raise cannot(cluster, what, f"{job} tasks with different numbers of GPUs")
@@ -59,12 +53,7 @@ def alike(cluster: Cluster, what: str, job: str) -> Task:
 
 
 def with_addresses(cluster: Cluster, host: "Mapping[str, str]") -> Cluster:
-    """Returns the cluster with the host names that Kubernetes gives, and one port for each job.
-
-    Args:
-        cluster: the cluster.
-        host: job -> host name, with `{}` for the index.
-    """
+    """Returns the cluster with one port for each job, and the host names of `host`: job -> name, with `{}` for the index."""
     ports = {job: _port(cluster.job(job)) for job in host}
     tasks = [replace(task, host=host[task.job].format(task.index), port=ports[task.job]) for task in cluster.tasks]
     return replace(cluster, tasks=tuple(tasks))
@@ -89,13 +78,7 @@ def pod(given: Program, task: Task, env: "Sequence[Mapping[str, Any]]" = ()) -> 
 
 
 def notes(before: Cluster, after: Cluster, given: Program) -> list[str]:
-    """Returns the comments of a manifest: placeholders to replace, and addresses that it does not carry over.
-
-    Args:
-        before: the cluster as it was described.
-        after: the cluster with the addresses that Kubernetes gives.
-        given: the program of the pods.
-    """
+    """Returns the comments of a manifest: placeholders to replace, and the described addresses that it does not carry over."""
     lines = placeholder_note(given, "in every pod")
     moved = [task for task, other in zip(before.tasks, after.tasks, strict=True) if task.host not in (None, other.host)]
     if moved:

@@ -13,11 +13,7 @@ _WHAT = "TFJob"
 
 
 def write(cluster: Cluster, **options: Any) -> str:
-    """Returns a TFJob. Its operator gives the addresses and TF_CONFIG.
-
-    Args:
-        cluster: the cluster.
-        **options: the fields of `writing.containers.Program`.
+    """Returns a TFJob. Its operator gives the addresses and TF_CONFIG. The options are the fields of `Program`.
 
     Raises:
         ClusterError: if TFJob has no words for the cluster, or an option is bad.

@@ -18,16 +18,7 @@ LAUNCHERS = ("paddle.distributed.launch", "paddle.distributed.fleet.launch", "fl
 
 
 def parse_command(words: list[str], source: Source, environ: Mapping[str, str]) -> Described:
-    """Reads a command line of Paddle's launcher, or of `paddle train` and `paddle pserver`.
-
-    Args:
-        words: the command line; the first word is the program.
-        source: for messages.
-        environ: variables, of which CUDA_VISIBLE_DEVICES counts.
-
-    Raises:
-        ClusterError: for a bad one.
-    """
+    """Reads a command line of Paddle's launcher, `paddle train` or `paddle pserver`. Raises ClusterError for a bad one."""
     if words[0] in LEGACY_PROGRAMS:
         return legacy.parse_command(words, source)
     return launch.parse_command(words, source, environ)

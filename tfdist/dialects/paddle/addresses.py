@@ -16,12 +16,7 @@ def is_synchronous(values: Values, name: str) -> bool:
 
 
 def addresses(values: Values, name: str, default_port: int | None = None) -> list[tuple[str, int]]:
-    """Returns the addresses of a comma-separated list.
-
-    Args:
-        values: the options or variables.
-        name: the one that holds the list.
-        default_port: the port of addresses without one. Default: every address needs a port.
+    """Returns the addresses of the comma-separated list `name`. Without `default_port` every address needs a port.
 
     Raises:
         ClusterError: for a bad or repeated address, an empty list, and a list that is too long.

@@ -45,11 +45,6 @@ _DEVICES = ("devices", "gpus", "npus", "xpus")
 def parse_command(words: list[str], source: Source, environ: Mapping[str, str]) -> Cluster | RankInfo:
     """Reads a command line of the launcher.
 
-    Args:
-        words: the command line; the first word is the program.
-        source: for messages.
-        environ: variables.
-
     Returns:
         A Cluster if the command line names the hosts or has one node; else the RankInfo of the first rank of this node.
 

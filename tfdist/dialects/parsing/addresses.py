@@ -13,11 +13,8 @@ _LAUNCHER = re.compile(r"(?:tcp://|grpc://|http://)?(\[[^\]]*\]|[^:]*)(?::([0-9]
 
 
 def tensorflow_address(address: object, error: Callable[[str], ClusterError]) -> tuple[str, int]:
-    """Returns the host and the port of an address that TensorFlow takes: `host:port`, `grpc://host:port`, `[::1]:2222`.
-
-    Args:
-        address: the value at the place of an address.
-        error: makes the error about this place.
+    """Returns the host and the port of an address that TensorFlow takes: `host:port`, `grpc://host:port`, `[::1]:2222`. `error`
+    makes the error about its place.
 
     Raises:
         ClusterError: if `address` is no such address.
@@ -37,13 +34,8 @@ def tensorflow_address(address: object, error: Callable[[str], ClusterError]) ->
 
 
 def launcher_address(values: Values, name: str, text: str, default_port: int | None = None) -> tuple[str, int]:
-    """Returns the host and the port of an address in the option or variable `name`.
-
-    Args:
-        values: the options or variables, for the error.
-        name: the one that holds the address.
-        text: the address: `host:port` or `scheme://host:port`, an IPv6 host in brackets.
-        default_port: the port of an address without one. Default: an address needs a port.
+    """Returns the host and the port of `text`, the address in the option or variable `name`: `host:port` or
+    `scheme://host:port`, an IPv6 host in brackets. Without `default_port` the address needs a port.
 
     Raises:
         ClusterError: if `text` is no such address.

@@ -93,6 +93,11 @@ def decode(content: bytes, source: Source) -> str:
         ) from None
 
 
+def read_text(path: "str | os.PathLike[str]", source: Source) -> str:
+    """Returns the text of a file. Raises ClusterError as `read_bytes` and `decode` do."""
+    return decode(read_bytes(path, source), source)
+
+
 def check_text(text: str, source: Source) -> str:
     """Returns `text` without a byte order mark. Raises ClusterError if it is binary, empty or too large."""
     text = text.removeprefix("\ufeff")

@@ -8,9 +8,10 @@ import json
 import math
 import re
 import warnings
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from tfdist.dialects.parsing.document import MAX_TEXT, Document, Path, is_json, shown
+from tfdist.dialects.parsing.document import MAX_TEXT, Document, Path, check_text, is_json, shown
 from tfdist.errors import ClusterError, Source
 
 
@@ -38,6 +39,14 @@ def load(document: Document, source: Source) -> Document:
     else:
         mapping = _load_yaml(document.text, source, lines)
     return Document(document.name, mapping=mapping, lines=lines)
+
+
+def load_variable(environ: Mapping[str, str], source: Source, expected: str) -> Document:
+    """Returns the JSON object in the variable that `source` names. Raises ClusterError if it holds another text."""
+    text = check_text(environ[source.name], source)
+    if not is_json(text):
+        raise source.error(f"the variable does not hold a JSON object{expected}")
+    return load(Document(source.name, text), source)
 
 
 class _NotJsonError(ClusterError):

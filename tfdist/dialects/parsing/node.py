@@ -53,6 +53,13 @@ class Node:
             raise self.child(given[1]).error(f"the same is given as {given[0]}; keep one of them")
         return self.child(given[0]) if given else None
 
+    def find(self, *path: str) -> "Node | None":
+        """Returns the value below several keys; None if one of them is missing or null. Raises ClusterError as `get` does."""
+        found: Node | None = self
+        for key in path:
+            found = found.get(key) if found is not None else None
+        return found
+
     def child(self, key: str) -> "Node":
         """Returns the value of a key, None if it is missing. Raises ClusterError if this is not a mapping."""
         return Node(self.mapping().get(key), (*self.path, key), self.document, self.source)

@@ -73,16 +73,8 @@ class ShellCommand:
 
 
 def commands(text: str, source: Source, known: Mapping[str, str] = MappingProxyType({})) -> Iterator[ShellCommand]:
-    """Yields the commands of a script, in order. Here-documents are left out.
-
-    Args:
-        text: the script.
-        source: for messages.
-        known: variables that are set where it runs.
-
-    Raises:
-        ClusterError: for a quotation that does not end.
-    """
+    """Yields the commands of a script, in order. Here-documents are left out. `known` variables are set where it runs. Raises
+    ClusterError for a quotation that does not end."""
     words: list[str] = []
     text = text.replace("\r\n", "\n")
     array: list[str] | None = None  # What has been found of `NAME=(...)`, whose name is the last of `words`.
@@ -183,11 +175,7 @@ class _Splitter:
         return self._begins and self._word is None and self._text[self._position : self._position + 1] in (" ", "\t")
 
     def _end_word(self, before: str = "") -> Iterator[tuple[str, str, int]]:
-        """Yields the current word, unless it belongs to a redirection.
-
-        Args:
-            before: the kind of the token behind the word.
-        """
+        """Yields the current word, unless it belongs to a redirection. `before` is the kind of the token behind the word."""
         if self._word is None:
             return
         joined, self._word = "".join(self._word), None

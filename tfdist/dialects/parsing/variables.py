@@ -106,13 +106,8 @@ class Literals:
         self.exported |= {name: self._values[name] for name in names if name in self._values}
 
     def see_array(self, name: str, words: Sequence[str], before: str) -> bool:
-        """Takes note of `NAME=(...)`. Returns whether its elements are known at the commands behind it.
-
-        Args:
-            name: its name.
-            words: its elements.
-            before: what ends the command before it.
-        """
+        """Takes note of `NAME=(...)`, where `before` ends the command before it. Returns whether its elements are known at the
+        commands behind it."""
         if self._open or before in _DEPENDS or name not in self._once:
             return False
         self._arrays[name] = list(words)

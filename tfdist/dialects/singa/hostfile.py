@@ -4,7 +4,7 @@ Source: apache/singa src/utils/job_manager.cc and tool/node.sh v0.3.0-rc3.
 """
 
 from tfdist.cluster import valid_host
-from tfdist.dialects.parsing.document import check_text, decode, read_bytes, shown
+from tfdist.dialects.parsing.document import check_text, read_text, shown
 from tfdist.errors import Source
 
 
@@ -15,7 +15,7 @@ def read_hostfile(path: str) -> list[str]:
         ClusterError: if the file cannot be read, or a field is not a host name or an address.
     """
     source = Source("singa hostfile", path)
-    text = check_text(decode(read_bytes(path, source), source), source)
+    text = check_text(read_text(path, source), source)
     hosts = []
     for number, line in enumerate(text.split("\n"), start=1):
         fields = line.split()

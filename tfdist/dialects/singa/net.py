@@ -24,11 +24,6 @@ def read_layouts(text: str, source: Source, net: Entry) -> Layouts:
 
     Only layers with parameters (`param`) have variables. If the file has none, the net's `partition_dim` is that of all layers.
 
-    Args:
-        text: the whole file.
-        source: for messages.
-        net: the block `neuralnet`.
-
     Raises:
         ClusterError: for a value that SINGA does not have, and a layer with two of them.
     """

@@ -1,6 +1,5 @@
 """Writes the cluster block and the host file of a cluster that SINGA could run."""
 
-import dataclasses
 from collections.abc import Iterable
 
 from tfdist.cluster import Cluster, Task
@@ -8,6 +7,7 @@ from tfdist.dialects.parsing.document import shown
 from tfdist.dialects.singa.job_conf import NAME, read_layout
 from tfdist.dialects.singa.net import write_net
 from tfdist.dialects.singa.text_proto import CLUSTER_FIELDS
+from tfdist.dialects.writing.unsupported import cannot, difference
 from tfdist.errors import ClusterError, Source
 
 _ALWAYS = ("nworker_groups", "nserver_groups", "nworkers_per_group", "nservers_per_group")
@@ -22,10 +22,8 @@ def write(cluster: Cluster) -> str:
     text = _text(cluster, min((task.port for task in cluster.tasks if task.port is not None), default=None))
     hosts = _hosts(cluster)
     # Reading it back, with the same hosts, shows what the fields cannot express.
-    again = _read(text, hosts)
-    for entry in dataclasses.fields(Cluster):
-        if entry.compare and getattr(again, entry.name) != getattr(cluster, entry.name):
-            raise _cannot(cluster, _DIFFERENCES.get(entry.name, f"{entry.name} {shown(getattr(cluster, entry.name))}"))
+    if name := difference(cluster, _read(text, hosts)):
+        raise _cannot(cluster, _DIFFERENCES.get(name, f"{name} {shown(getattr(cluster, name))}"))
     return text
 
 
@@ -52,7 +50,7 @@ _DIFFERENCES = {
 
 
 def _cannot(cluster: Cluster, what: str) -> ClusterError:
-    return cluster.source.error(f"SINGA has no words for {what}; translate to tf_config instead")
+    return cannot(cluster, "SINGA", what)
 
 
 def _text(cluster: Cluster, start_port: int | None) -> str:

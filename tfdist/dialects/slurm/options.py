@@ -69,12 +69,8 @@ class Tasks:
 
 
 def options(words: Sequence[str], *, is_batch: bool = False) -> tuple[dict[str, str], int]:
-    """Returns the options at the beginning of a command line by their full names, and the position of the first other word.
-
-    Args:
-        words: the command line behind `srun`, or the words of a `#SBATCH` line.
-        is_batch: whether they are options of sbatch.
-    """
+    """Returns the options of srun (with `is_batch`, of sbatch) at the beginning of a command line, behind the program, by their
+    full names, and the position of the first other word."""
     valued = _VALUED if is_batch else _VALUED | _OF_STEPS
     found: dict[str, str] = {}
     position = 0
@@ -146,14 +142,8 @@ def check_stated(values: Values) -> None:
 
 
 def check_one_component(words: Sequence[str], given: Mapping[str, str], source: Source, line: int | None = None) -> None:
-    """Raises ClusterError if a command line of srun starts a step on several components of a heterogeneous job.
-
-    Args:
-        words: the command line. srun takes a `:` among the arguments of a program, too, as the beginning of a component.
-        given: its options.
-        source: for messages.
-        line: the line of the command, for messages.
-    """
+    """Raises ClusterError if a command line of srun starts a step on several components of a heterogeneous job. srun takes a
+    `:` among the arguments of a program, too, as the beginning of a component."""
     group = given.get("het-group", "0")
     if ":" in words or not group.isdecimal():
         found = "`:`" if ":" in words else f"--het-group={shown(group)[1:-1]}"
@@ -168,11 +158,6 @@ def check_variables(words: Sequence[str], source: Source, line: int | None = Non
     """Raises ClusterError for options of srun behind a shell variable that say how many tasks or GPUs there are.
 
     The variable may be the program, and they its arguments; or it may hold options, which are then those of srun.
-
-    Args:
-        words: the command line behind `srun`.
-        source: for messages.
-        line: the line of the command, for messages.
     """
     _, end = options(words)
     after = end
@@ -232,14 +217,7 @@ def listed_gpus(values: Values, name: str) -> int:
 
 def variables(wanted: Mapping[str, str], source: Source) -> dict[str, str]:
     """Returns the variables of numbers that sbatch sets in a script by its options, those which follow from the options alone.
-
-    Args:
-        wanted: the options of the script.
-        source: for messages.
-
-    Raises:
-        ClusterError: for a bad number.
-    """
+    Raises ClusterError for a bad number."""
     values = Values(source, wanted, "--")
     # Of a number of tasks or GPUs it follows only with their nodes, which Slurm chooses.
     nodes = _nodes(values) or int(not wanted.keys() & {"ntasks", "gpus"})

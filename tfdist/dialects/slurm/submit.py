@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 
 from tfdist.dialects.parsing.command_line import check_variable
-from tfdist.dialects.parsing.document import Document, check_text, decode, read_bytes
+from tfdist.dialects.parsing.document import Document, check_text, read_text
 from tfdist.dialects.slurm.options import options
 from tfdist.errors import Source
 
@@ -36,7 +36,7 @@ def submitted(words: Sequence[str], source: Source) -> Document | None:
         raise source.error("sbatch reads the batch script from its standard input here; save it as a file, and give the file")
     check_variable(rest[0], source)
     script = Source(source.dialect, rest[0])
-    text = check_text(decode(read_bytes(rest[0], script), script), script)
+    text = check_text(read_text(rest[0], script), script)
     return Document(rest[0], _with_options(text, added))
 
 

@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from tfdist.cluster import Cluster
-from tfdist.dialects.parsing.document import Document, check_text, is_json
-from tfdist.dialects.parsing.load import load
+from tfdist.dialects.parsing.load import load_variable
 from tfdist.dialects.tf_config.config import NAME, parse
 from tfdist.errors import Source
 
@@ -22,8 +21,5 @@ def is_blank(environ: Mapping[str, str]) -> bool:
 
 def from_environ(environ: Mapping[str, str]) -> Cluster:
     """Reads the variable TF_CONFIG. Raises ClusterError for a bad one."""
-    source = Source(NAME, "TF_CONFIG")
-    text = check_text(environ["TF_CONFIG"], source)
-    if not is_json(text):
-        raise source.error('the variable does not hold a JSON object; expected {"cluster": {...}, "task": {...}}')
-    return parse(dataclasses.replace(load(Document("TF_CONFIG", text), source), from_environment=True))
+    document = load_variable(environ, Source(NAME, "TF_CONFIG"), '; expected {"cluster": {...}, "task": {...}}')
+    return parse(dataclasses.replace(document, from_environment=True))

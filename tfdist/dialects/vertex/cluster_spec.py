@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.parsing.addresses import tensorflow_address
-from tfdist.dialects.parsing.document import MAX_TASKS, Document, check_text, is_json, shown
-from tfdist.dialects.parsing.load import load
+from tfdist.dialects.parsing.document import MAX_TASKS, shown
+from tfdist.dialects.parsing.load import load_variable
 from tfdist.dialects.parsing.node import Node, root
 from tfdist.dialects.vertex.pools import JOBS, NAME, PREFIX, has_reduction_server, job_pools, width
 from tfdist.errors import Source, nearest
@@ -25,11 +25,8 @@ def recognizes(environ: Mapping[str, str]) -> str | None:
 
 def from_environ(environ: Mapping[str, str]) -> Cluster:
     """Reads CLUSTER_SPEC. Raises ClusterError for a bad one."""
-    source = Source(NAME, _VARIABLE)
-    text = check_text(environ[_VARIABLE], source)
-    if not is_json(text):
-        raise source.error('the variable does not hold a JSON object; expected {"cluster": {...}, "task": {...}}')
-    return read_cluster_spec(root(load(Document(_VARIABLE, text), source), NAME))
+    document = load_variable(environ, Source(NAME, _VARIABLE), '; expected {"cluster": {...}, "task": {...}}')
+    return read_cluster_spec(root(document, NAME))
 
 
 def is_pool(name: object) -> bool:
@@ -60,8 +57,7 @@ def read_cluster_spec(top: Node) -> Cluster:
 
 
 def _task(top: Node, tasks: list[Task]) -> tuple[str, int] | None:
-    task = top.get("task")
-    kind = task.get("type") if task is not None else None
+    task, kind = top.get("task"), top.find("task", "type")
     if task is None or kind is None:
         return None
     if not is_pool(kind.value):

@@ -14,11 +14,7 @@ _WHAT = "Vertex AI"
 
 
 def write(cluster: Cluster, **options: Any) -> str:
-    """Returns a CustomJobSpec for `gcloud ai custom-jobs create --config`.
-
-    Args:
-        cluster: the cluster.
-        **options: `image` and `command` of `writing.containers.Program`.
+    """Returns a CustomJobSpec for `gcloud ai custom-jobs create --config`. The options are `image` and `command` of `Program`.
 
     Raises:
         ClusterError: if Vertex AI has no words for the cluster, or an option is bad.

@@ -29,33 +29,30 @@ def check_whole(cluster: Cluster, dialect: str) -> None:
         raise cannot(cluster, dialect, "evaluators whose indices have holes")
 
 
+def difference(one: Cluster, other: Cluster) -> str | None:
+    """Returns the first field that counts and in which two clusters differ, or None."""
+    names = (entry.name for entry in dataclasses.fields(Cluster) if entry.compare)
+    return next((name for name in names if getattr(one, name) != getattr(other, name)), None)
+
+
 def check_usual(cluster: Cluster, dialect: str, *, instead: str = "tf_config") -> None:
     """Raises ClusterError if a field of the cluster other than its tasks and folder differs from the default."""
     check_whole(cluster, dialect)
-    plain = Cluster(tasks=cluster.tasks, job_dir=cluster.job_dir)
-    for entry in dataclasses.fields(Cluster):
-        if entry.compare and getattr(plain, entry.name) != getattr(cluster, entry.name):
-            raise cannot(cluster, dialect, f"{entry.name} other than the usual", instead)
+    if name := difference(cluster, Cluster(tasks=cluster.tasks, job_dir=cluster.job_dir)):
+        raise cannot(cluster, dialect, f"{name} other than the usual", instead)
 
 
 def check_read(cluster: Cluster, dialect: str, text: str, parse: Callable[[Document], Cluster]) -> None:
-    """Raises ClusterError if the dialect's reader refuses what was written, or finds another cluster in it.
-
-    Args:
-        cluster: the cluster.
-        dialect: its title, for the message.
-        text: YAML that was written for it, without hosts and ports.
-        parse: the reader.
-    """
+    """Raises ClusterError if the dialect's reader, `parse`, refuses `text`, YAML without hosts and ports, or finds another
+    cluster in it."""
     try:
         again = parse(load(Document("written", text), Source(dialect, "written")))
     except ClusterError as error:
         raise cannot(cluster, dialect, f"this cluster ({str(error).partition(': ')[2]})") from None
     open_tasks = tuple(dataclasses.replace(task, host=None, port=None) for task in cluster.tasks)
     expected = dataclasses.replace(cluster, tasks=open_tasks)
-    for entry in dataclasses.fields(Cluster):
-        if entry.compare and getattr(expected, entry.name) != getattr(again, entry.name):
-            raise cannot(cluster, dialect, f"{entry.name} {shown(getattr(expected, entry.name))}")
+    if name := difference(expected, again):
+        raise cannot(cluster, dialect, f"{name} {shown(getattr(expected, name))}")
 
 
 def job_dir_note(cluster: Cluster, dialect: str) -> list[str]:
