@@ -226,11 +226,13 @@ def _numbers(value: Any, first: Any = 0) -> tf.Tensor:
         size = tf.size(value.parts[0])
         return value.added([_numbers(part, size * (value.first + number)) for number, part in value.placed()])
     vector, numbers = _with_places(value)
-    return _projected(vector, numbers + first)
+    return _projected(vector, numbers + tf.cast(first, tf.int64))
 
 
 # Traced once and called for each tensor, because tracing all of this for each of a hundred gradients took seconds.
-@tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator]
+@tf.function(  # type: ignore[untyped-decorator]
+    input_signature=[tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int64)], autograph=False
+)
 def _projected(vector: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
     """Returns the square of the norm of a vector, [n], and its projections, given the places of its numbers, [n]."""
     places = tf.cast(numbers % 8191, tf.float32)
@@ -242,7 +244,7 @@ def _with_places(value: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the numbers of a tensor, [n], and their places in it, [n]; of rows of a table only what these rows have."""
     if not isinstance(value, tf.IndexedSlices):
         vector = tf.reshape(tf.cast(tf.convert_to_tensor(value), tf.float32), [-1])
-        return vector, tf.range(tf.size(vector))
+        return vector, tf.range(tf.size(vector, tf.int64))
     slices = each_once(value)  # Rows that two examples look up are one update.
     rows = tf.reshape(tf.cast(slices.values, tf.float32), [tf.size(slices.indices), -1])
     width = tf.shape(rows, tf.int64)[1]
