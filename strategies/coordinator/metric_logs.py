@@ -171,6 +171,9 @@ class MetricLogs:
     def come_back(self) -> None:
         """Notes that those who have used the metrics are done: what a callback assigns to them is meant for this epoch."""
         self._is_back = not self._by_group
+        self._listen()
+
+    def _listen(self) -> None:
         for number, variable in enumerate(self._variables):
             variable._value.when_assigned = functools.partial(_begin_at, weakref.ref(self), number)
 
@@ -216,7 +219,7 @@ class MetricLogs:
             self._restarts = self._is_back = False
             for number, variable in enumerate(self._variables):  # For callbacks: that of the steps that are done.
                 variable._value.known_sum = functools.partial(_part_of_sum, weakref.ref(self), number)
-                variable._value.when_assigned = functools.partial(_begin_at, weakref.ref(self), number)
+            self._listen()
 
     def add(self, execution: Execution, rows: Any) -> list[Any]:
         """Adds what a group has returned.
@@ -241,9 +244,7 @@ class MetricLogs:
                 sums = self._without(group) + metrics
                 results = self._metric_logs.unflatten(self._results_of(sums))
             self._sum, self._by_group[group] = sums[-1], metrics[-1]
-            own = self._own_names - self._derived.keys()
-            both = zip(logs, results, strict=True)
-            logs = [result if self._are_metrics else step_logs.with_metrics(each, result, own) for each, result in both]
+            logs = [self._with_results(each, result) for each, result in zip(logs, results, strict=True)]
             self._unread.extend(zip(logs, sums, strict=True))
         self.logs = logs[-1]
         return logs
@@ -312,9 +313,13 @@ class MetricLogs:
             self._sum, unread = moved(self._sum), [(logs, moved(sums)) for logs, sums in self._unread]
             results = self._metric_logs.unflatten(self._results_of(np.stack([sums for _, sums in unread]))) if unread else ()
         for (logs, _), result in zip(unread, results, strict=True):
-            own = self._own_names - self._derived.keys()
-            logs |= result if self._are_metrics else step_logs.with_metrics(logs, result, own)
+            logs |= self._with_results(logs, result)
         self._unread = deque(unread)
+
+    def _with_results(self, logs: Any, results: Any) -> Any:
+        if self._are_metrics:
+            return results
+        return step_logs.with_metrics(logs, results, self._own_names - self._derived.keys())
 
     def _results_of(self, sums: Any) -> Any:
         """Returns the values of the metrics' logs, float64 [rows, m], for each row of their variables, [rows, n]."""

@@ -294,7 +294,7 @@ class TrainingLoop:
         while (logs := self._add_one(epoch.iterator)) is not None:
             epoch.ready += logs
 
-    def reset(self, error: Exception | None, is_asked: bool = True, for_one: bool = True) -> None:
+    def reset(self, error: Exception | None, is_asked: bool = True, for_single_batch: bool = True) -> None:
         """Prepares for metrics that start from zero. Nothing is in flight.
 
         An epoch that is not over, because a callback evaluates within it, goes on later with its own sums. If a callback of its
@@ -303,7 +303,7 @@ class TrainingLoop:
         Args:
             error: what a step raised while the strategy waited for it; for the epoch that is not over.
             is_asked: whether the metrics of this model start from zero, not those of another one that a callback trains.
-            for_one: whether they do for `train_on_batch`. Else steps that are done, but whose logs Keras does not have, count.
+            for_single_batch: whether they do for `train_on_batch`. Else done steps whose logs Keras does not have count.
         """
         self._steps.reset()
         if self._open_epochs.end_interrupted_of(self, error):  # No later step counts with its steps.
@@ -314,10 +314,12 @@ class TrainingLoop:
             return
         epoch.error = epoch.error or error
         self._add_finished(epoch)
-        if is_asked and epoch.is_in_its_call():
-            (self.metric_logs.reset if for_one else self.metric_logs.begin_anew)()
-        else:
+        if not is_asked or not epoch.is_in_its_call():
             self.metric_logs.carry()
+        elif for_single_batch:
+            self.metric_logs.reset()
+        else:
+            self.metric_logs.begin_anew()
 
     def finish(self) -> Logs:
         """Waits for the executions of an epoch at its end and returns its logs."""
