@@ -9,6 +9,7 @@ _log = logging.getLogger("tfdist")
 
 def loaded(group: str, what: str, fault_of: Callable[[Any], str | None]) -> Iterator[tuple[Any, str]]:
     """Yields the objects of the entry points of a group, ordered by name, each with where it is from: `NAME = VALUE (PACKAGE)`.
+
     `what` they are is for the warning; `fault_of` is called before the next one is loaded.
 
     One that cannot be used is left out with a warning that names it.

@@ -29,15 +29,19 @@ class Installed:
 
 
 def boot() -> str:
-    """Returns what tells this start of the machine, and this namespace of processes, from others. Raises OSError if there is no
-    /proc."""
+    """Returns what tells this start of the machine, and this namespace of processes, from others.
+
+    Raises OSError if there is no /proc.
+    """
     started = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{started} {os.readlink('/proc/self/ns/pid')}"
 
 
 def process_fields(process: int | str) -> list[str]:
     """Returns the fields of /proc/PID/stat after the name, from the state on (proc(5)); none if there is no such process.
-    `process` is a process id, or PID/task/TID for a thread."""
+
+    `process` is a process id, or PID/task/TID for a thread.
+    """
     try:
         with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file:
             return file.read().rpartition(")")[2].split()

@@ -27,8 +27,9 @@ _strategy_clusters: list[Cluster] = []  # At most one: the cluster of `tfdist.st
 
 
 def resolve_cluster(cfg: object, rendezvous: Rendezvous) -> Cluster:
-    """Returns the cluster that `cfg` and the environment describe together, with the task of this process. `rendezvous` is
-    called for ranks without addresses.
+    """Returns the cluster that `cfg` and the environment describe together, with the task of this process.
+
+    `rendezvous` is called for ranks without addresses.
 
     The task is None in a plain program: no launcher started this process. Without any description the cluster is one chief.
 
@@ -65,8 +66,10 @@ def is_measured() -> bool:
 
 
 def current_cluster(rendezvous: Rendezvous = RankInfo.outline) -> Cluster:
-    """Returns the cluster given to `tfdist.strategy` in this process, else that of the environment, else a single task. The
-    hosts of ranks without addresses stay open unless a `rendezvous` is given."""
+    """Returns the cluster given to `tfdist.strategy` in this process, else that of the environment, else a single task.
+
+    The hosts of ranks without addresses stay open unless a `rendezvous` is given.
+    """
     return _strategy_clusters[0] if _strategy_clusters else resolve_cluster(None, rendezvous)
 
 

@@ -178,8 +178,10 @@ class Detached(Protocol):
         """
 
     def cancel(self, job_id: str) -> None:
-        """Ends the job, also one that still waits in a queue. Returns when the system has accepted it. Not an error if it has
-        ended already."""
+        """Ends the job, also one that still waits in a queue.
+
+        Returns when the system has accepted it. Not an error if it has ended already.
+        """
 
 
 @dataclass(frozen=True)

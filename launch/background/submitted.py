@@ -12,8 +12,10 @@ AGAIN_SECONDS = 2.0
 
 
 def run_submitted(backend: str, runs: Detached, plan: Plan, *, follow: bool) -> int:
-    """Submits the plan; returns the exit code of the command. With `follow` it shows the output of the tasks until the job has
-    ended, and Ctrl-C ends only that; else it prints the handle.
+    """Submits the plan; returns the exit code of the command.
+
+    With `follow` it shows the output of the tasks until the job has ended, and Ctrl-C ends only that; else it prints the
+    handle.
 
     Raises:
         BackendError: if the back end does not take the job. Later errors are shown, with exit code 1: the job may go on.

@@ -109,8 +109,9 @@ _DESCRIBE = ("tier", "cluster", "n", "workers", *(name for name, hint in _FOREIG
 
 
 def understood(words: list[tuple[str, bool]]) -> list[str]:
-    """Returns the words of the launcher with what users of torchrun type as flags of the launcher. A word that is given with
-    True is the value of the flag before it.
+    """Returns the words of the launcher with what users of torchrun type as flags of the launcher.
+
+    A word that is given with True is the value of the flag before it.
 
     `--nproc_per_node=4` (`--nproc-per-node 4`, `-np 4`, `--num_processes 4`) becomes `--workers=4`; `--nnodes=1`,
     `--num_machines=1` and `--standalone`, which are what this launcher does anyway, are dropped. `-n4` is `-n 4`.

@@ -10,8 +10,11 @@ from tfdist.messages import printable, without_secrets
 
 
 def explain(plan: Plan, from_file: Sequence[tuple[str, str]] = ()) -> None:
-    """Prints the plan. A run may replace ports that the description leaves open. `from_file` are flags that a file gave,
-    without secrets, and the file."""
+    """Prints the plan.
+
+    A run may replace ports that the description leaves open. `from_file` are flags that a file gave, without secrets, and the
+    file.
+    """
     cluster, choice = plan.job.cluster, plan.job.choice
     print(f"topology  {cluster.describe()}   ({cluster.source.dialect}: {cluster.source.name})")
     print(f"strategy  {choice.strategy}")

@@ -50,8 +50,9 @@ peer.close()
 
 
 def measured(hosts: Sequence[str], config: str | None = None) -> float:
-    """Returns the rate of the slowest link between two hosts or more, in bytes per second, as `--link` would give it. `config`
-    is a configuration of ssh; None for the user's.
+    """Returns the rate of the slowest link between two hosts or more, in bytes per second, as `--link` would give it.
+
+    `config` is a configuration of ssh; None for the user's.
 
     Each host sends to the next one, at most `MOST_PAIRS` of them in turn.
 

@@ -88,8 +88,9 @@ def with_room(cluster: Cluster, most: int) -> Cluster:
 
 
 class Scaling:
-    """The workers of a job that come and go. Call `tick` several times a second. If the whole job is started again
-    (`is_restart`), workers that had joined stay.
+    """The workers of a job that come and go.
+
+    Call `tick` several times a second. If the whole job is started again (`is_restart`), workers that had joined stay.
 
     Attributes:
         idle: names of the workers that do not run because nobody has asked for them, or that were asked to leave.

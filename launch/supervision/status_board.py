@@ -21,8 +21,10 @@ class StatusBoard:
     """The states, and who hears about changes."""
 
     def __init__(self, job: Job, publish: Callable[[JobStatus, bool], None]) -> None:
-        """Begins with a job that starts. `publish` gets each new status, and whether only measurements are new: memory, use and
-        progress."""
+        """Begins with a job that starts.
+
+        `publish` gets each new status, and whether only measurements are new: memory, use and progress.
+        """
         training = job.cluster.training_tasks
         self._listeners = {task.name for task in training} if len(training) > 1 else set()
         self._tasks = {task.name: TaskStatus(task.name, State.STARTING, task.host or "") for task in job.cluster.tasks}

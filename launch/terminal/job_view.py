@@ -45,8 +45,10 @@ class JobView:
         unfinished: Callable[[], str] = lambda: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begins to count the time. `unfinished` returns the unfinished line of a task, such as a progress bar of its own; or
-        nothing."""
+        """Begins to count the time.
+
+        `unfinished` returns the unfinished line of a task, such as a progress bar of its own; or nothing.
+        """
         self.status: JobStatus | None = None
         self._unfinished = unfinished
         # Under multi_worker_mirrored every training task does the steps that one reports.

@@ -100,8 +100,10 @@ class Terminal:
         self.unfinished = ""
 
     def show_panel(self, render: Callable[[int, int], list[str]]) -> None:
-        """Keeps a panel below the output until `hide_panel` or `close`; does nothing where this is no terminal. See
-        `LivePanel`."""
+        """Keeps a panel below the output until `hide_panel` or `close`; does nothing where this is no terminal.
+
+        See `LivePanel`.
+        """
         if self.is_tty and isinstance(self._stream, BackgroundWriter):
             panel = self._panel = LivePanel(self._stream, render)
             signal.signal(signal.SIGCONT, lambda *_: panel.resumed())

@@ -88,8 +88,9 @@ def names_shell(text: str) -> bool:
 def launches(
     text: str, source: Source, has_lines: bool = True, known: Mapping[str, str] = MappingProxyType({})
 ) -> list[Launch]:
-    """Returns the commands of a script that describe a cluster, in order; at most `MAX_LAUNCHERS`. `known` variables are set
-    where it runs. With `has_lines` messages name the line.
+    """Returns the commands of a script that describe a cluster, in order; at most `MAX_LAUNCHERS`.
+
+    `known` variables are set where it runs. With `has_lines` messages name the line.
 
     Raises:
         ClusterError: for a quotation that does not end, and for a launcher that is only the value of a variable.

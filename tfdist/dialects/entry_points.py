@@ -33,8 +33,10 @@ _Result = TypeVar("_Result")
 
 
 def load(built_in: Sequence[Dialect]) -> list[Dialect]:
-    """Returns the dialects of installed packages, ordered by the name of the entry point. Logs a warning for each bad one, such
-    as one with a name, program or override of those that are `built_in`."""
+    """Returns the dialects of installed packages, ordered by the name of the entry point.
+
+    Logs a warning for each bad one, such as one with a name, program or override of those that are `built_in`.
+    """
     found: list[Dialect] = []
     for dialect, where in entry_points.loaded(GROUP, "dialect", lambda dialect: _fault(dialect, [*built_in, *found])):
         found.append(_guarded(dialect, where))

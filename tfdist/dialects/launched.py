@@ -15,8 +15,9 @@ from tfdist.rank_info import RankInfo, UnplacedError
 
 
 def read_launches(launched: Launched, tasks: int = 1) -> Described:
-    """Returns what the commands of a script describe. `srun` in it starts a command without options of its own on `tasks`
-    tasks.
+    """Returns what the commands of a script describe.
+
+    `srun` in it starts a command without options of its own on `tasks` tasks.
 
     Raises:
         ClusterError: if the commands describe different clusters, or the only one cannot be read.

@@ -23,8 +23,10 @@ def write(cluster: Cluster, states: Mapping[str, str] | None = None) -> str:
 
 
 class _Chart:
-    """Collects the lines of a flowchart. Ids consist of letters and digits; text of the description is only in quoted
-    labels."""
+    """Collects the lines of a flowchart.
+
+    Ids consist of letters and digits; text of the description is only in quoted labels.
+    """
 
     def __init__(self, cluster: Cluster, states: Mapping[str, str] | None) -> None:
         self.picture = picture(cluster, states)

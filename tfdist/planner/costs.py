@@ -121,8 +121,10 @@ class Costs:
     # Synchronizations.
 
     def served(self, ps: int, largest: float | None = None) -> Cost:
-        """Returns the costs of a step of `parameter_server`. `largest` is the part of the parameters on the ps that holds the
-        most; None if all hold equal parts."""
+        """Returns the costs of a step of `parameter_server`.
+
+        `largest` is the part of the parameters on the ps that holds the most; None if all hold equal parts.
+        """
         part = 1 / ps if largest is None else largest
         one, two = (self.measurement.run("parameter_server", count) for count in (1, 2))
         size = 2 * self.measurement.model_bytes

@@ -62,8 +62,10 @@ def limits(job: Running) -> list[Limit]:
 
 
 def of_workers(job: Running, found: Sequence[Limit], other: float, unknown: tuple[str, ...]) -> Binding | None:
-    """Returns the quotas that hold single workers, if they bind the job; else None. `other` is the busiest other resource that
-    tasks share, from 0 to 1."""
+    """Returns the quotas that hold single workers, if they bind the job; else None.
+
+    `other` is the busiest other resource that tasks share, from 0 to 1.
+    """
     workers = job.workers
     alone = {limit.tasks[0]: limit for limit in found if len(limit.tasks) == 1 and limit.tasks[0] in workers}
     worst = max((limit.share for limit in alone.values()), default=0.0)

@@ -38,8 +38,10 @@ class Link:
         log: Path,
         popen: Callable[..., Any] = subprocess.Popen,
     ) -> None:
-        """Starts the command with `popen`, and sends `first_line`, which the bootstrap and the agent read. What they print to
-        standard error goes into `log`."""
+        """Starts the command with `popen`, and sends `first_line`, which the bootstrap and the agent read.
+
+        What they print to standard error goes into `log`.
+        """
         self.host = host
         self.lost: str | None = None
         self._log = log

@@ -64,8 +64,10 @@ _kept: "list[LocalProcesses]" = []
 
 
 def start(plan: Plan, files: JobFiles) -> "LocalTasks":
-    """Holds the ports, and starts the parent of all tasks, unless one is kept. Raises ClusterError if a described port is
-    taken."""
+    """Holds the ports, and starts the parent of all tasks, unless one is kept.
+
+    Raises ClusterError if a described port is taken.
+    """
     return LocalTasks(plan, files, {task.name for task in plan.job.cluster.training_tasks}, adopt=True)
 
 
@@ -89,8 +91,9 @@ class LocalTasks:
     """
 
     def __init__(self, plan: Plan, files: JobFiles, listening: set[str], *, adopt: bool, longest_stop: float = 0.0) -> None:
-        """Holds the ports of the tasks that will listen here, `listening`, and starts the fork server. For `adopt` and
-        `longest_stop` see `LocalProcesses`.
+        """Holds the ports of the tasks that will listen here, `listening`, and starts the fork server.
+
+        For `adopt` and `longest_stop` see `LocalProcesses`.
 
         Raises:
             ClusterError: if a described port is taken.

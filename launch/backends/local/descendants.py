@@ -56,7 +56,9 @@ def is_stopped(pid: int) -> bool:
 
 def end_children(spared: Set[int], reap: Callable[[], object]) -> None:
     """Kills the children of this process, except `spared`, those that become its children thereby, and their process groups.
-    `reap` is called after each round, and waits for children that have ended."""
+
+    `reap` is called after each round, and waits for children that have ended.
+    """
     deadline = time.monotonic() + END_SECONDS
     while (left := children().keys() - spared) and time.monotonic() < deadline:
         for pid in left:

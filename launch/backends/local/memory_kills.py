@@ -33,8 +33,10 @@ def count(root: Path = Path("/")) -> MemoryKills:
 
 
 def explanation(pid: int, before: MemoryKills, now: MemoryKills, kernel_log: str | None) -> str:
-    """Returns why a process was killed, as the end of a sentence; empty if memory was not the reason. `kernel_log` is None if
-    it cannot be read."""
+    """Returns why a process was killed, as the end of a sentence; empty if memory was not the reason.
+
+    `kernel_log` is None if it cannot be read.
+    """
     is_counted = before.machine is not None and now.machine is not None
     if is_counted and before.machine == now.machine:
         return ""

@@ -19,8 +19,10 @@ class Pipe:
     """Both ends, until the task has started; then the end to read."""
 
     def __init__(self, task: str, is_terminal: bool) -> None:
-        """Opens it: a pseudo-terminal if `is_terminal` and there are any, so that a progress bar stays on one line. Raises
-        OSError if too many files are open."""
+        """Opens it: a pseudo-terminal if `is_terminal` and there are any, so that a progress bar stays on one line.
+
+        Raises OSError if too many files are open.
+        """
         self.task = task
         self._read_end, self.write_end = (_terminal() if is_terminal else None) or os.pipe()
         os.set_blocking(self._read_end, False)

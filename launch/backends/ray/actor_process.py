@@ -25,8 +25,11 @@ class ActorProcess:
     """
 
     def __init__(self, ray: Any, actor: Any, errors: Any, why_gone: Callable[[Exception], str]) -> None:
-        """Begins to carry bytes. `actor` may not have been created yet. What the agent prints to standard error goes into
-        `errors`, and what `why_gone` says when Ray reports the end of the actor."""
+        """Begins to carry bytes.
+
+        `actor` may not have been created yet. What the agent prints to standard error goes into `errors`, and what `why_gone`
+        says when Ray reports the end of the actor.
+        """
         self._ray = ray
         self._actor = actor
         self._why_gone = why_gone

@@ -14,8 +14,9 @@ Result = TypeVar("Result")
 
 
 class BoundedCalls:
-    """Runs one call after the other, each for a limited time. Calls after the timeout, that of the rendezvous, get only a
-    moment.
+    """Runs one call after the other, each for a limited time.
+
+    Calls after the timeout, that of the rendezvous, get only a moment.
 
     A call that takes longer goes on in a thread that nobody waits for. Until it ends, no other call starts, so that there is
     never more than one such thread.

@@ -31,8 +31,10 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | _NO_LINK
 
 
 class FolderStore:
-    """The tables of one run: files `tfdist-UID-RUN/TABLE/FIELD` in the shared folder. No call waits much longer for the file
-    system than the timeout, that of the rendezvous."""
+    """The tables of one run: files `tfdist-UID-RUN/TABLE/FIELD` in the shared folder.
+
+    No call waits much longer for the file system than the timeout, that of the rendezvous.
+    """
 
     def __init__(self, rank_info: RankInfo, timeout_seconds: float) -> None:
         assert rank_info.store is not None and rank_info.store.path is not None

@@ -51,8 +51,10 @@ def looks_like(content: "str | Mapping[Any, Any]") -> bool:
 
 
 def parse(document: Document) -> Cluster:
-    """Returns the cluster of the one training job of a manifest, or of the pods that together carry one TF_CONFIG. Raises
-    ClusterError if the manifest has no training job or several, or the job is bad."""
+    """Returns the cluster of the one training job of a manifest, or of the pods that together carry one TF_CONFIG.
+
+    Raises ClusterError if the manifest has no training job or several, or the job is bad.
+    """
     objects = list(_objects(root(document, NAME)))
     kinds = [_kind(entry) for entry in objects]
     jobs = [(entry, kind) for entry, kind in zip(objects, kinds, strict=True) if kind in READERS]

@@ -27,7 +27,9 @@ _HOST = re.compile(
 
 def named(cluster: Cluster, given: Program) -> Program:
     """Returns the program with a name: the given one, else the one in the host names that Kubernetes made, else the default.
-    Raises ClusterError if the names of the tasks would be too long."""
+
+    Raises ClusterError if the names of the tasks would be too long.
+    """
     matches = [_HOST.fullmatch(task.host) if task.host else None for task in cluster.tasks]
     found = {(match["name"], match["space"] or match["far_space"]) for match in matches if match}
     name, space = found.pop() if len(found) == 1 and all(matches) else (None, None)
@@ -44,8 +46,10 @@ def named(cluster: Cluster, given: Program) -> Program:
 
 
 def alike(cluster: Cluster, what: str, job: str) -> Task:
-    """Returns a task that represents all tasks of a job, which in Kubernetes are instances of one pod template. Raises
-    ClusterError if the tasks have different numbers of GPUs."""
+    """Returns a task that represents all tasks of a job, which in Kubernetes are instances of one pod template.
+
+    Raises ClusterError if the tasks have different numbers of GPUs.
+    """
     tasks = cluster.job(job)
     if len({task.gpus for task in tasks}) > 1:
         raise cannot(cluster, what, f"{job} tasks with different numbers of GPUs")

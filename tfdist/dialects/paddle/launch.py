@@ -78,8 +78,10 @@ class _Renamed(Values):
 
 
 def _trainers(values: Values, servers: int) -> list[tuple[str, int]]:
-    """Returns the addresses of `--trainers`. If one has no port, all get ports in order behind those of the servers, as in
-    Paddle 2.2 (`fleet/launch_utils.py`)."""
+    """Returns the addresses of `--trainers`.
+
+    If one has no port, all get ports in order behind those of the servers, as in Paddle 2.2 (`fleet/launch_utils.py`).
+    """
     parts = [part.strip() for part in values.text("trainers").split(",") if part.strip()]
     if all(":" in part for part in parts):
         return addresses(values, "trainers")

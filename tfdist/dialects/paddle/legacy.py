@@ -34,8 +34,10 @@ WORDS = (_VALUED | _SWITCHES | frozenset(_ALIASES)) - {"port", "mode"}
 
 
 def parse(document: Document) -> Cluster | RankInfo:
-    """Reads the arguments of `paddle.init` on a trainer, or on a pserver with `job: pserver`. Raises ClusterError for a bad
-    one."""
+    """Reads the arguments of `paddle.init` on a trainer, or on a pserver with `job: pserver`.
+
+    Raises ClusterError for a bad one.
+    """
     source = Source(NAME, document.name)
     texts = {}
     for key, value in document.mapping.items():
@@ -54,8 +56,10 @@ def parse(document: Document) -> Cluster | RankInfo:
 
 
 def parse_command(words: list[str], source: Source) -> Cluster | RankInfo:
-    """Reads `paddle train ...`, `paddle pserver ...` or `./pserver ...`. Other flags are ignored. Raises ClusterError for a bad
-    one."""
+    """Reads `paddle train ...`, `paddle pserver ...` or `./pserver ...`.
+
+    Other flags are ignored. Raises ClusterError for a bad one.
+    """
     words = [words[0], *(_known_spelling(word) for word in words[1:])]
     job = words[1] if words[0] == "paddle" and len(words) > 1 else words[0]
     if job not in ("train", "pserver"):

@@ -13,8 +13,9 @@ _LAUNCHER = re.compile(r"(?:tcp://|grpc://|http://)?(\[[^\]]*\]|[^:]*)(?::([0-9]
 
 
 def tensorflow_address(address: object, error: Callable[[str], ClusterError]) -> tuple[str, int]:
-    """Returns the host and the port of an address that TensorFlow takes: `host:port`, `grpc://host:port`, `[::1]:2222`. `error`
-    makes the error about its place.
+    """Returns the host and the port of an address that TensorFlow takes: `host:port`, `grpc://host:port`, `[::1]:2222`.
+
+    `error` makes the error about its place.
 
     Raises:
         ClusterError: if `address` is no such address.

@@ -73,8 +73,10 @@ class ShellCommand:
 
 
 def commands(text: str, source: Source, known: Mapping[str, str] = MappingProxyType({})) -> Iterator[ShellCommand]:
-    """Yields the commands of a script, in order. Here-documents are left out. `known` variables are set where it runs. Raises
-    ClusterError for a quotation that does not end."""
+    """Yields the commands of a script, in order.
+
+    Here-documents are left out. `known` variables are set where it runs. Raises ClusterError for a quotation that does not end.
+    """
     words: list[str] = []
     text = text.replace("\r\n", "\n")
     array: list[str] | None = None  # What has been found of `NAME=(...)`, whose name is the last of `words`.

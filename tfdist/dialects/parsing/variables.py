@@ -106,8 +106,10 @@ class Literals:
         self.exported |= {name: self._values[name] for name in names if name in self._values}
 
     def see_array(self, name: str, words: Sequence[str], before: str) -> bool:
-        """Takes note of `NAME=(...)`, where `before` ends the command before it. Returns whether its elements are known at the
-        commands behind it."""
+        """Takes note of `NAME=(...)`, where `before` ends the command before it.
+
+        Returns whether its elements are known at the commands behind it.
+        """
         if self._open or before in _DEPENDS or name not in self._once:
             return False
         self._arrays[name] = list(words)

@@ -217,7 +217,9 @@ def listed_gpus(values: Values, name: str) -> int:
 
 def variables(wanted: Mapping[str, str], source: Source) -> dict[str, str]:
     """Returns the variables of numbers that sbatch sets in a script by its options, those which follow from the options alone.
-    Raises ClusterError for a bad number."""
+
+    Raises ClusterError for a bad number.
+    """
     values = Values(source, wanted, "--")
     # Of a number of tasks or GPUs it follows only with their nodes, which Slurm chooses.
     nodes = _nodes(values) or int(not wanted.keys() & {"ntasks", "gpus"})
