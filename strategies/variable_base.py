@@ -3,12 +3,13 @@
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.strategies.attributes import replaced
 from tfdist.strategies.private_api import BaseResourceVariable
 from tfdist.strategies.private_api.overrides import overrides
 
@@ -77,14 +78,9 @@ class _Shard(threading.local):
 _current_shard = _Shard()
 
 
-@contextlib.contextmanager
-def shard_scope(number: int | None) -> Iterator[None]:
+def shard_scope(number: int | None) -> contextlib.AbstractContextManager[None]:
     """Makes every variable in shards stand for its shard `number` in this thread; with None, for the whole variable."""
-    outer, _current_shard.number = _current_shard.number, number
-    try:
-        yield
-    finally:
-        _current_shard.number = outer
+    return replaced(_current_shard, number=number)
 
 
 def rows_by_part(rows: Any, offsets: Sequence[int]) -> list[tuple[Any, Any]]:

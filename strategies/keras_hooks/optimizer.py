@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.strategies.attributes import replaced
 from tfdist.strategies.keras_hooks import losses, metric_updates, step_build, update_kernels, variables
 from tfdist.strategies.keras_hooks.build_scope import outside_of_steps, strategy_in_own_loop, strategy_of
 from tfdist.strategies.keras_hooks.interface import hooks_of, is_data_parallel
@@ -130,11 +131,8 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
     sums = _sums_of(pieces, lambda flat, same: all_reduce_sum([weighted(piece) for piece in flat], same))
     if replica.share is not None:
         sums = with_largest(sums, grads, _variables(optimizer, trainable_variables))
-    replica.reduced = True
-    try:
+    with replaced(replica, reduced=True):
         return original(optimizer, sums, trainable_variables)
-    finally:
-        replica.reduced = False
 
 
 def _variables(optimizer: Any, trainable_variables: Any) -> Any:
