@@ -31,17 +31,14 @@ class VariableBase(BaseResourceVariable):
 
     def assign(self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
         """Assigns the value of the whole variable, as `tf.Variable.assign`."""
-        del use_locking, name, read_value
         return self._write("assign", value)
 
     def assign_add(self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
         """Adds to the value of the whole variable, as `tf.Variable.assign_add`."""
-        del use_locking, name, read_value
         return self._write("assign_add", delta)
 
     def assign_sub(self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
         """Subtracts from the value of the whole variable, as `tf.Variable.assign_sub`."""
-        del use_locking, name, read_value
         return self._write("assign_sub", delta)
 
     # A checkpoint holds the whole value under one name. Another cluster, or a program without one, can load it.
@@ -186,7 +183,6 @@ class InShards(VariableBase):
 
     @overrides(VariableBase)
     def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
-        del dtype, name, as_ref
         return self.value()
 
     def split(self, value: Any) -> list[Any]:

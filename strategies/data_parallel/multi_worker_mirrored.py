@@ -184,7 +184,6 @@ class _Extended(DataParallelExtended, MultiWorkerMirroredExtended):
 
     @overrides(MultiWorkerMirroredExtended)
     def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
-        del cluster_resolver
         names = tuple(f"{worker_device}/device:{device}" for device in self._tfdist_devices)
         return names, self._tfdist_devices[0].partition(":")[0]
 

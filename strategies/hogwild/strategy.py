@@ -135,7 +135,6 @@ class Hogwild(CoordinatorStrategy):
                 the dataset of that group: batches of dense tensors, without end (`repeat()`).
             options: not used.
         """
-        del options
         if absent := set(range(len(self.worker_groups))) - set(self.membership.live_groups):
             _log.warning(
                 "worker groups %s do not train now: nobody reads their shards of the data until they join",

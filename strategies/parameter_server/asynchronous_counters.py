@@ -65,7 +65,6 @@ class NextNumber:
 
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> Any:
         """Makes TensorFlow and Keras take the number as a tensor."""
-        del name
         return self.value if dtype is None else tf.cast(self.value, dtype)
 
     @property
@@ -77,7 +76,6 @@ class NextNumber:
 
     def assign_add(self, value: Any) -> None:
         """Takes the number if nothing has read it: that adds 1 to the counter."""
-        del value
         _ = self.value
 
     def assign(self, value: Any) -> None:
@@ -106,7 +104,6 @@ class TakenSums:
 
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> Any:
         """Makes TensorFlow take the sum as a tensor."""
-        del name
         variable = unwrapped(self.accumulator._value)
         if not _is_first():  # The first replica makes the update.
             return tf.zeros(variable.shape, dtype or variable.dtype)

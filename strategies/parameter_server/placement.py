@@ -173,7 +173,6 @@ class ServerExtended(GroupExtended):
             return result if group else tf.nest.map_structure(self._local_results, result)
 
         def update(shard: Any, function: Any, args: Any, kwargs: Any, group: bool) -> Any:
-            del group
             return _update_on_ps(shard.device, shard, function, args, kwargs)
 
         return on_shards(update, variable, fn, args, kwargs, group)

@@ -52,7 +52,6 @@ class Change:
             coefficient: `coefficient` there, if it is that of a shard.
             **kwargs: not used; what TensorFlow passes to an assignment.
         """
-        del kwargs
         rest = self.rest if rest is None else rest
         coefficient = self.coefficient if coefficient is None else coefficient
         if isinstance(coefficient, float) and coefficient == 1:

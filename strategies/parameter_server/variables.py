@@ -216,7 +216,6 @@ class ShardedVariable(RowAccess):
         Raises:
             tf.errors.InvalidArgumentError: when the function runs, if a row does not exist.
         """
-        del name
         if self._here is not None:
             return self._here.sparse_read(indices)
         reads = fused_reads.current()
