@@ -223,7 +223,7 @@ def _numbers(value: Any, first: Any = 0) -> tf.Tensor:
     """
     if isinstance(value, tf.experimental.ExtensionType):
         size = tf.size(value.parts[0])
-        return value.added([_numbers(part, size * (value.first + number)) for number, part in value.placed()])
+        return value.added(lambda number, part: _numbers(part, size * (value.first + number)))
     vector, numbers = _with_places(value)
     return _projected(vector, numbers + tf.cast(first, tf.int64))
 
