@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import Task
-from tfdist.strategies.coordinator.members.server_recovery import device_of
 from tfdist.strategies.hogwild.replicas import checkpoint_state
 from tfdist.strategies.hogwild.replicas.collector import ANSWER_SECONDS, SLOWEST_BYTES_PER_SECOND
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
@@ -24,6 +23,7 @@ from tfdist.strategies.private_api import own_executor
 from tfdist.strategies.runtime import chief_device
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.peers import in_parallel, waiting_for
+from tfdist.strategies.runtime.task_address import device_of
 
 _log = logging.getLogger("tfdist")
 
