@@ -188,8 +188,7 @@ class GroupCalls:
         each_turn: list[tuple[int, ...]] = self._turns_of_blocks() if synchronizes else [()]
         without = [()] if synchronizes and self._strategy.shares_replicas else []
         # Locked, because the variables that a function uses are recorded in one place for all models.
-        used = self._use
-        with tracing_lock, self._replicas.registry.recording_use(used):
+        with tracing_lock, self._replicas.registry.recording_use(used := self._use):
             traced = [self._traced(batches, element_spec, (turn, several)) for turn in each_turn + without]
         self._register_weights()  # The first call of a model may have built it.
         self._add_used(list(used.variables.values()))

@@ -19,7 +19,6 @@ over the examples of a replica is corrected here:
 
 import contextlib
 import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +32,7 @@ from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.held_updates import HeldUpdates
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
+from tfdist.strategies.keras_hooks.replicas.warned import warn_once
 from tfdist.strategies.keras_hooks.replicas.whole_batch import (
     can_be_gathered,
     check_order,
@@ -43,8 +43,6 @@ from tfdist.strategies.keras_hooks.replicas.whole_batch import (
     is_over_batch,
 )
 from tfdist.strategies.private_api import keras_loss_module, patches
-
-_log = logging.getLogger("tfdist")
 
 
 def install() -> None:
@@ -265,9 +263,5 @@ def _regularization_loss(original: Callable[..., Any], regularization_loss: Any)
 
 
 def _warn_once(replica: Replica, message: str) -> None:
-    if replica.index == 0 and message not in _warned:
-        _warned.add(message)
-        _log.warning("%s", message)
-
-
-_warned: set[str] = set()
+    if replica.index == 0:
+        warn_once("%s", message)

@@ -35,8 +35,7 @@ def install() -> None:
         apply.patch(_apply)
     patches.ACCUMULATE.patch(_accumulate)
     patches.RESET_ACCUMULATORS.patch(_reset_accumulators)
-    if patches.FINITE_GRADIENTS is not None:
-        patches.FINITE_GRADIENTS.patch(_handle_finite_gradients)
+    patches.FINITE_GRADIENTS.patch(_handle_finite_gradients)
     patches.NEXT_SEED.patch(_next_seed)
 
 
