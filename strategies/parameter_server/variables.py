@@ -10,11 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.parameter_server import fused_reads
 from tfdist.strategies.parameter_server.relative_assigns import change_of, note_change
 from tfdist.strategies.parameter_server.row_access import RowAccess
 from tfdist.strategies.private_api import (
     CachingVariable,
+    in_stateless_scope,
     record_operation,
     register_tensor_conversion,
     stop_recording,
@@ -275,3 +277,8 @@ class ShardedVariable(RowAccess):
 
 
 register_tensor_conversion(ShardedVariable, lambda v, dtype=None, name=None, as_ref=False: v.value())
+
+
+def is_on_ps(variable: Any) -> bool:
+    """Returns whether ps tasks hold the value of a variable of Keras."""
+    return not in_stateless_scope() and isinstance(unwrapped(variable._value), ServerVariable | ShardedVariable)
