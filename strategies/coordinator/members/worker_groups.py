@@ -4,7 +4,6 @@ Groups are asynchronous of each other. The workers of a group are the replicas o
 one batch. They are devices of one task, or tasks.
 """
 
-import abc
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -48,16 +47,21 @@ class WorkerGroup:
     rows: tuple[tuple[str, ...], ...] = ()
 
 
-class GroupCall(abc.ABC):
-    """A function for TensorFlow's queue that gets its own error. TensorFlow would wait for the calls of all groups first."""
+@dataclass(frozen=True)
+class GroupCall:
+    """A function for TensorFlow's queue that gets its own error. TensorFlow would wait for the calls of all groups first.
 
-    @abc.abstractmethod
+    Attributes:
+        run: runs in the thread of a group.
+        fail: called with the error of `run`, if it is not that a worker is gone; in that case a group runs it again.
+    """
+
+    run: Callable[[], None]
+    fail: Callable[[Exception], None]
+
     def __call__(self) -> None:
-        """Runs in the thread of a group."""
-
-    @abc.abstractmethod
-    def fail(self, error: Exception) -> None:
-        """Called with the error of the call, if it is not that a worker is gone; in that case a group calls it again."""
+        """Calls `run`, for TensorFlow's queue, which takes functions."""
+        self.run()
 
 
 class _QueueReader(CoordinatorWorker):  # type: ignore[misc]
