@@ -37,7 +37,6 @@ class GroupExtended(ParameterServerExtended):
         alike = {group.traced_devices for group in groups}
         # The devices for a function that the user schedules; None if they depend on the group that runs it.
         self._tfdist_common_devices = alike.pop() if len(alike) == 1 and len(groups[0].tasks) == 1 else None
-        self._tfdist_groups = len(groups)
         self._tfdist_tracing: tuple[str, ...] | None = None
         self.group_devices: tuple[str, ...] = ()  # Of the group whose function is traced.
         super().__init__(strategy, resolver, None)

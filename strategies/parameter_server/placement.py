@@ -33,20 +33,17 @@ class ServerExtended(GroupExtended):
     """`tf.distribute.StrategyExtended` of `parameter_server`.
 
     Attributes:
+        has_several_groups: whether worker groups make steps at the same time.
         group_number: in a function that is traced, the number of the group that runs it, int32 scalar; None of a single group.
     """
 
     group_number: Any = None
 
     def __init__(self, strategy: Any, resolver: Any, groups: Sequence[WorkerGroup]) -> None:
+        self.has_several_groups = len(groups) > 1
         super().__init__(strategy, resolver, groups)
         self._tfdist_bytes = [0] * self._num_ps
         self._tfdist_elementwise = False
-
-    @property
-    def has_several_groups(self) -> bool:
-        """Whether worker groups make steps at the same time."""
-        return self._tfdist_groups > 1
 
     def in_group(self, number: Any = None) -> contextlib.AbstractContextManager[None]:
         """Sets `group_number` while a function of a group is traced."""

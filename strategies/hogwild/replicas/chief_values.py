@@ -68,7 +68,7 @@ class ChiefValues:
         return block.cut(block.values, variable).copy() if block.is_newer_than(variable) else None
 
     def _update(self, block: ParameterBlock) -> None:
-        if block.dirty and not block.changed:
+        if block.dirty and not block.assigned:
             # Groups that flush trace functions: a step that reads a variable while it is traced must not wait for them.
             if not self._in_flight() and not tracing_lock.is_held:
                 self._collect(self._beside(block))
@@ -116,7 +116,7 @@ class ChiefValues:
         Groups pull the whole block, so all groups flush their progress first.
         """
         for block in self._blocks:
-            if not block.changed:
+            if not block.assigned:
                 continue
             self._wait_until_idle()  # Executions that wait for a group make progress, too.
             if block.kind in (Kind.OWN, Kind.SEED):

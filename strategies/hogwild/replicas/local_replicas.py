@@ -148,11 +148,6 @@ class LocalReplicas:
         """For each group the group whose local replica it trains."""
         return self._membership.owners
 
-    @property
-    def live(self) -> frozenset[int]:
-        """Owners of local replicas that train."""
-        return self._membership.live
-
     def _forget(self, owner: int) -> None:
         """Gives up the progress of a local replica that is lost. No round waits for it any more, see rounds.py.
 

@@ -140,11 +140,6 @@ class ParameterBlock:
     def _value(self, variable: LocalVariable) -> Any:
         return self.cut(self.values, variable) if self.is_newer_than(variable) else variable.value_on_chief()
 
-    @property
-    def changed(self) -> bool:
-        """Whether the chief has assigned variables and the shards do not have the new values yet."""
-        return bool(self.assigned)
-
     def cut(self, vector: Any, variable: LocalVariable) -> Any:
         """Returns a view of the values of `variable` in a numpy vector of the whole block, in the shape of the variable."""
         return vector[self._places[id(variable)]].reshape(variable.shape)

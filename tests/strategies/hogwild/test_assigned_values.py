@@ -65,7 +65,7 @@ def test_a_collection_before_the_next_step_does_not_take_back_what_was_assigned_
     chief.refresh(weight)
     assert (weight.value, chief.newer(weight)) == (7.0, None) and chief.newer(other) == 2.5
     chief.publish()
-    assert block.values.tolist() == [7.0, 2.5] and not block.changed
+    assert block.values.tolist() == [7.0, 2.5] and not block.assigned
     chief.refresh(weight)
     chief.refresh(other)
     assert (weight.value, other.value) == (7.0, 2.5)
@@ -137,7 +137,7 @@ def test_groups_keep_their_own_slots_when_another_variable_of_the_block_is_assig
     block.dirty = {0, 1} if is_dirty else set()
     chief.publish()
     assert slot.restored == {0: 2.0, 1: 4.0} and assigned.restored == {}
-    assert block.values.tolist() == [7.0, 3.0 if is_dirty else 0.0] and not block.changed
+    assert block.values.tolist() == [7.0, 3.0 if is_dirty else 0.0] and not block.assigned
 
 
 def test_a_step_that_reads_a_weight_while_it_is_traced_gets_that_of_the_ps():

@@ -30,7 +30,7 @@ class Replicas:
 class Block:
     """Stands for a block of one variable with these values, by device."""
 
-    generation, changed, rates = 0, False, (1.0, 0.0)
+    generation, assigned, rates = 0, {}, (1.0, 0.0)
 
     def __init__(self, kind, is_slot=True):
         self.kind, self.values, self.dirty = kind, {}, set()
