@@ -20,6 +20,11 @@ class VariableBase(BaseResourceVariable):
     Keras and checkpoints see one variable with one value. Subclasses implement `_write`.
     """
 
+    # TensorFlow's variables have these attributes.
+    _in_graph_mode = False
+    _cached_value = None
+    _constraint = None  # Keras applies constraints.
+
     @classmethod
     @overrides(BaseResourceVariable)
     def _variable_call(cls, *args: Any, **kwargs: Any) -> None:
@@ -28,6 +33,10 @@ class VariableBase(BaseResourceVariable):
     def _write(self, method: str, value: Any) -> Any:
         """Writes `value`, of the whole variable, with this method of `tf.Variable`, for example "assign_add"."""
         raise NotImplementedError
+
+    def read_value(self) -> Any:
+        """Returns `value()`."""
+        return self.value()
 
     def assign(self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
         """Assigns the value of the whole variable, as `tf.Variable.assign`."""
@@ -128,7 +137,6 @@ class InShards(VariableBase):
     """
 
     where = ""
-    _constraint = None  # Keras applies constraints.
 
     def __init__(self, shards: list[Any], shape: Any, name: str, path: str | None = None) -> None:
         """Takes the shards, the shape of the whole variable, its name, and what messages call it, by default the name."""
@@ -140,8 +148,6 @@ class InShards(VariableBase):
         self._trainable = shards[0].trainable
         self._synchronization = shards[0].synchronization
         self._aggregation = shards[0].aggregation
-        self._in_graph_mode = False
-        self._cached_value = None
 
     @property
     def _here(self) -> Any:
@@ -176,10 +182,6 @@ class InShards(VariableBase):
     def value(self) -> Any:
         """Returns the whole value as a tensor; in a `shard_scope`, the value of the shard."""
         raise NotImplementedError
-
-    def read_value(self) -> Any:
-        """Returns `value()`."""
-        return self.value()
 
     @overrides(VariableBase)
     def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
