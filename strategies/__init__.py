@@ -53,8 +53,7 @@ def fixed_workers(cluster: Cluster, choice: Choice) -> str | None:
         return f"under {choice.strategy} all tasks make each step together; workers join and leave under {' and '.join(SERVED)}"
     if not cluster.job("ps") and not cluster.partial:
         return "in a cluster without ps the workers hold the global parameters, each a part of them"
-    task_of_rank = [task.index for task in cluster.job("worker") for _ in range(task.slots)]
-    if any(len({task_of_rank[rank] for rank in group}) > 1 for group in cluster.worker_groups):
+    if any(len(tasks) > 1 for tasks in cluster.group_tasks):
         return "a worker group of this cluster has several tasks, which make each step together"
     return None
 

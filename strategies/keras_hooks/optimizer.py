@@ -79,9 +79,7 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
             replica.unbuilt.append((optimizer, trainable_variables))
         return None
     if replica is None and (strategy := _strategy_of_own_loop(optimizer, trainable_variables)) is not None:
-        hooks = hooks_of(strategy)
-        assert hooks is not None
-        hooks.check_own_loop()
+        strategy.tfdist_hooks.check_own_loop()
         adopt_optimizer(optimizer, strategy)
         is_in_scope = getattr(optimizer, "_distribution_strategy", None) is strategy
         with strategy.scope() if is_in_scope else contextlib.nullcontext():
@@ -176,10 +174,8 @@ def built_in_own_loop(optimizer: Any, variables: Any) -> Any:
     strategy = None if variables is None else strategy_in_own_loop()
     if strategy is None:
         return variables
-    hooks = hooks_of(strategy)
     if not is_data_parallel(strategy):  # The chief is no replica: it has the update alone, or a worker runs the function.
-        assert hooks is not None
-        hooks.check_own_loop()
+        strategy.tfdist_hooks.check_own_loop()
     variables = list(variables)
     for variable in variables:
         if strategy_of(getattr(variable, "_value", variable)) is not strategy:

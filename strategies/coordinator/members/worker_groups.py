@@ -169,10 +169,9 @@ def _kind_of_device(task: Task, devices: set[str]) -> str:
 
 def peers(cluster: Cluster) -> dict[int, set[int]]:
     """Returns, for the index of each worker task, the worker tasks that are in the same groups."""
-    task_of_rank = [task.index for task in cluster.job("worker") for _ in range(task.slots)]
     peers: dict[int, set[int]] = {task.index: set() for task in cluster.job("worker")}
-    for ranks in cluster.worker_groups:
-        group = {task_of_rank[rank] for rank in ranks}
+    for tasks in cluster.group_tasks:
+        group = {task.index for task in tasks}
         for task in group:
             peers[task] |= group - {task}
     return peers
