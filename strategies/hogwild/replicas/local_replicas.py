@@ -83,9 +83,7 @@ class LocalReplicas:
         self._pulled: dict[tuple[int, ParameterBlock], tuple[int, int]] = {}  # See `_current`.
         self._used_by: dict[ParameterBlock, weakref.WeakSet[Any]] = {}  # See `use`.
         self._positions: weakref.WeakKeyDictionary[Any, checkpoint_state.Period] = weakref.WeakKeyDictionary()
-        self.chief = ChiefValues(
-            self.blocks, self.collect, self.current_owners, lambda: self.in_flight(), lambda: self.wait_until_idle()
-        )
+        self.chief = ChiefValues(self)
 
     # Variables.
 
