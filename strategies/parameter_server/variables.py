@@ -81,13 +81,8 @@ class ServerVariable(CachingVariable):
         indices = tf.convert_to_tensor(indices)
         with stop_recording():
             found = tf.cast(self.read_rows(indices, True), self.dtype)
-            flat, shape = tf.reshape(indices, [-1]), tf.constant(self.shape.as_list(), tf.int64)
-
-        def gradient(change: Any) -> list[Any]:
-            rows = tf.concat([[-1], tf.constant(self.shape[1:].as_list(), tf.int32)], axis=0)
-            return [tf.IndexedSlices(tf.reshape(change, rows), flat, shape)]
-
-        record_operation("ResourceGather", [found], [self.handle], gradient)
+            flat = tf.reshape(indices, [-1])
+        record_operation("ResourceGather", [found], [self.handle], _gradient_of_rows(flat, self.shape))
         return found
 
     def gather_nd(self, indices: Any, name: Any = None) -> Any:
@@ -163,6 +158,16 @@ for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__", "__getitem_
 ServerVariable.__getitem__ = tf.Variable.__getitem__  # A slice of it can be assigned.
 
 
+def _gradient_of_rows(rows: Any, shape: tf.TensorShape) -> Callable[[Any], list[Any]]:
+    """Returns the gradient of a lookup of rows, int of shape [n], in a variable of this shape."""
+
+    def gradient(change: Any) -> list[Any]:
+        change = tf.reshape(change, [-1, *shape[1:].as_list()])
+        return [tf.IndexedSlices(change, rows, tf.constant(shape.as_list(), tf.int64))]
+
+    return gradient
+
+
 class ShardedVariable(RowAccess):
     """A variable whose rows are sharded over several ps tasks.
 
@@ -236,13 +241,7 @@ class ShardedVariable(RowAccess):
             shape = tf.concat([tf.shape(indices), tf.constant(self._shape[1:].as_list(), tf.int32)], axis=0)
             found = tf.ensure_shape(tf.reshape(found, shape), indices.shape.concatenate(self._shape[1:]))
             found = reads.guarded(self, found)
-            dense_shape = tf.constant(self._shape.as_list(), tf.int64)
-
-        def gradient(change: Any) -> list[Any]:
-            change = tf.reshape(change, tf.concat([[-1], tf.constant(self._shape[1:].as_list(), tf.int32)], axis=0))
-            return [tf.IndexedSlices(change, flat, dense_shape)]
-
-        record_operation("ResourceGather", [found], [self.handle], gradient)
+        record_operation("ResourceGather", [found], [self.handle], _gradient_of_rows(flat, self._shape))
         return found
 
     def split(self, value: Any) -> list[Any]:
