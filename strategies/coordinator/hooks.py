@@ -48,7 +48,6 @@ class CoordinatorHooks(KerasHooks):
     no_xla: str
     own_loop: str
     distributed: str
-    shows_progress = True
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy

@@ -51,6 +51,8 @@ class LocalReplicas:
     Attributes:
         outer_optimizer: changes the global parameters when groups push.
         registry: the blocks, and which variables the functions of groups use.
+        blocks: all variables that functions of groups use, in blocks.
+        owners: for each group the group whose local replica it trains.
         functions: what groups run to synchronize.
         chief: the values on the chief.
         weights: the weights of pushes.
@@ -70,6 +72,7 @@ class LocalReplicas:
         self.wait_until_idle: Callable[[], None] = lambda: None
         self.count_steps: Callable[[], None] = lambda: None
         self.registry = BlockRegistry(self._make_block)
+        self.blocks, self.owners = self.registry.blocks, membership.owners
         self._uninitialized: list[ParameterBlock] = []
         self._membership = membership
         self._membership.when_lost = self._forget
@@ -86,11 +89,6 @@ class LocalReplicas:
         self.chief = ChiefValues(self)
 
     # Variables.
-
-    @property
-    def blocks(self) -> list[ParameterBlock]:
-        """All variables that functions of groups use, in blocks."""
-        return self.registry.blocks
 
     def register(self, variables: Sequence[LocalVariable], kind: Kind | None = None, fragments: int = 1) -> None:
         """Puts variables that are in no block into blocks, and gives their values to the ps. See `BlockRegistry.register`."""
@@ -140,11 +138,6 @@ class LocalReplicas:
         return block
 
     # Groups.
-
-    @property
-    def owners(self) -> list[int]:
-        """For each group the group whose local replica it trains."""
-        return self._membership.owners
 
     def _forget(self, owner: int) -> None:
         """Gives up the progress of a local replica that is lost. No round waits for it any more, see rounds.py.
