@@ -219,11 +219,11 @@ class GroupCalls:
         function, begins = functions.functions[-1], False
         if pushes:
             function = functions.functions[turn]
-            replicas.count_push(group)
+            replicas.weights.count_push(owner)
             begins = self._begin_push(group, len(functions.turns), not is_clean or steps > period, is_scheduled=True)
         if self._trains:
             replicas.grace.begin(self)
-            replicas.count_examples(group, steps * functions.examples)
+            replicas.weights.count_examples(owner, steps * functions.examples)
         self._since[owner] = min(steps, period) if pushes else self._since[owner] + steps
         rates = self._rates_at(step)
         control = replicas.control_numbers(group, rates, step, delay=self.delay.updates, begins=begins)

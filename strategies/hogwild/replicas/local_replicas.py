@@ -245,14 +245,6 @@ class LocalReplicas:
         groups = len(self.owners)
         return self._positions.setdefault(model, checkpoint_state.Period([0] * groups, [0] * groups))
 
-    def count_examples(self, group: int, examples: float) -> None:
-        """Counts examples on which a group trains with its next call."""
-        self.weights.count_examples(self.owners[group], examples)
-
-    def count_push(self, group: int) -> None:
-        """Notes that a group pushes its progress with its next call."""
-        self.weights.count_push(self.owners[group])
-
     def control(self, group: int, rates: tuple[float, float], in_round: int | None = None, begins: bool = False) -> Any:
         """Returns `control_numbers` as a tensor on the chief."""
         return chief_device.constant(self.control_numbers(group, rates, in_round=in_round, begins=begins), tf.float64)
@@ -297,7 +289,7 @@ class LocalReplicas:
 
     def synchronize_now(self, block: ParameterBlock, group: int, begins: bool = False) -> None:
         """Synchronizes a block of a group, in a call of its own, and waits for the round. `begins`: see `control_numbers`."""
-        self.count_push(group)
+        self.weights.count_push(self.owners[group])
         self.functions.call(Task.SYNCHRONIZE, block, group, self.control(group, block.rates, begins=begins))
 
     def flush(self, block: ParameterBlock, group: int) -> Any:
@@ -306,7 +298,7 @@ class LocalReplicas:
         Returns:
             The local replica, [size], if the block keeps no progress on the ps, else a scalar.
         """
-        self.count_push(group)
+        self.weights.count_push(self.owners[group])
         in_round = _MORE_THAN_ALL if self.outer_optimizer.in_rounds else None
         return self.functions.call(Task.FLUSH, block, group, self.control(group, block.rates, in_round=in_round))
 
