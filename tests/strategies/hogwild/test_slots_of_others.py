@@ -53,6 +53,7 @@ def replicas(monkeypatch):
     groups = [SimpleNamespace(number=number, tasks=(number,), devices=[f"worker{number}"]) for number in range(3)]
     made = LocalReplicas.__new__(LocalReplicas)
     made._strategy, made._membership = SimpleNamespace(worker_groups=groups), Membership(groups)
+    made.owners = made._membership.owners
     made._locks, made._pulled = [threading.RLock() for _ in groups], {}
     made.control = lambda owner, rates: None
     made.functions = SimpleNamespace(call=lambda task, block, owner, control: block.pull(task, owner))
