@@ -53,8 +53,7 @@ def fixed_workers(cluster: Cluster, choice: Choice) -> str | None:
         return f"under {choice.strategy} all tasks make each step together; workers join and leave under {' and '.join(SERVED)}"
     if not cluster.job("ps") and not cluster.partial:
         return "in a cluster without ps the workers hold the global parameters, each a part of them"
-    task_of_rank = [task.index for task in cluster.job("worker") for _ in range(task.slots)]
-    if any(len({task_of_rank[rank] for rank in group}) > 1 for group in cluster.worker_groups):
+    if any(len(tasks) > 1 for tasks in cluster.group_tasks):
         return "a worker group of this cluster has several tasks, which make each step together"
     return None
 
@@ -92,26 +91,14 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     """
     from tfdist.strategies import own_devices, versions
     from tfdist.strategies.checkpoint import atomic_saving, job_backup
-    from tfdist.strategies.inputs import cache_files, iterator_release
+    from tfdist.strategies.inputs import cache_files
     from tfdist.strategies.model_parallel import refusal
-    from tfdist.strategies.runtime import (
-        downloads,
-        generated_code,
-        interrupts,
-        other_strategies,
-        proxies,
-        reachability,
-        run_summary,
-    )
+    from tfdist.strategies.runtime import interrupts, other_strategies, proxies, reachability, run_summary
 
-    quiet_tensorflow()
     proxies.leave_out(cluster)
-    interrupts.keep_out_of_tensorflow()
+    _prepare_process()
     own_devices.take_for_training(cluster, choice.strategy)
-    generated_code.install()
-    downloads.install()
     run_summary.install()
-    iterator_release.install()
     module: ModuleType = importlib.import_module(MODULES[choice.strategy])
     keras_backend.check(choice.strategy)
     for warning in versions.newer_than_tested():
@@ -133,13 +120,9 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     return strategy
 
 
-def create_evaluator(cluster: Cluster, start_timeout: float) -> "tf.distribute.Strategy":
-    """Creates the strategy of an evaluator task of `cluster`, under which `fit` evaluates."""
-    from tfdist.strategies import own_devices
-    from tfdist.strategies.checkpoint import atomic_saving
-    from tfdist.strategies.evaluator.checkpoint_evaluator import leave_files_to_chief
-    from tfdist.strategies.evaluator.strategy import create as create_evaluator_strategy
-    from tfdist.strategies.inputs import cache_files, iterator_release
+def _prepare_process() -> None:
+    """Prepares a process that runs the user's program, whatever it does with it."""
+    from tfdist.strategies.inputs import iterator_release
     from tfdist.strategies.runtime import downloads, generated_code, interrupts
 
     quiet_tensorflow()
@@ -147,6 +130,17 @@ def create_evaluator(cluster: Cluster, start_timeout: float) -> "tf.distribute.S
     generated_code.install()
     downloads.install()
     iterator_release.install()
+
+
+def create_evaluator(cluster: Cluster, start_timeout: float) -> "tf.distribute.Strategy":
+    """Creates the strategy of an evaluator task of `cluster`, under which `fit` evaluates."""
+    from tfdist.strategies import own_devices
+    from tfdist.strategies.checkpoint import atomic_saving
+    from tfdist.strategies.evaluator.checkpoint_evaluator import leave_files_to_chief
+    from tfdist.strategies.evaluator.strategy import create as create_evaluator_strategy
+    from tfdist.strategies.inputs import cache_files
+
+    _prepare_process()
     assert cluster.task is not None
     cache_files.install("-".join(map(str, cluster.task)))
     own_devices.take_for_evaluation(cluster)

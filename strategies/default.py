@@ -14,7 +14,6 @@ def create(cluster: Cluster, start_timeout: float) -> tf.distribute.Strategy:
 
     Warns if the description asks for a GPU and this machine has none, and if TensorFlow sees GPUs that it does not use.
     """
-    del start_timeout
     (task,) = cluster.training_tasks
     gpus = tf.config.get_visible_devices("GPU")
     if task.gpus and not gpus:

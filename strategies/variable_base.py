@@ -3,12 +3,13 @@
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.strategies.attributes import replaced
 from tfdist.strategies.private_api import BaseResourceVariable
 from tfdist.strategies.private_api.overrides import overrides
 
@@ -19,6 +20,11 @@ class VariableBase(BaseResourceVariable):
     Keras and checkpoints see one variable with one value. Subclasses implement `_write`.
     """
 
+    # TensorFlow's variables have these attributes.
+    _in_graph_mode = False
+    _cached_value = None
+    _constraint = None  # Keras applies constraints.
+
     @classmethod
     @overrides(BaseResourceVariable)
     def _variable_call(cls, *args: Any, **kwargs: Any) -> None:
@@ -28,19 +34,20 @@ class VariableBase(BaseResourceVariable):
         """Writes `value`, of the whole variable, with this method of `tf.Variable`, for example "assign_add"."""
         raise NotImplementedError
 
+    def read_value(self) -> Any:
+        """Returns `value()`."""
+        return self.value()
+
     def assign(self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
         """Assigns the value of the whole variable, as `tf.Variable.assign`."""
-        del use_locking, name, read_value
         return self._write("assign", value)
 
     def assign_add(self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
         """Adds to the value of the whole variable, as `tf.Variable.assign_add`."""
-        del use_locking, name, read_value
         return self._write("assign_add", delta)
 
     def assign_sub(self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
         """Subtracts from the value of the whole variable, as `tf.Variable.assign_sub`."""
-        del use_locking, name, read_value
         return self._write("assign_sub", delta)
 
     # A checkpoint holds the whole value under one name. Another cluster, or a program without one, can load it.
@@ -77,14 +84,9 @@ class _Shard(threading.local):
 _current_shard = _Shard()
 
 
-@contextlib.contextmanager
-def shard_scope(number: int | None) -> Iterator[None]:
+def shard_scope(number: int | None) -> contextlib.AbstractContextManager[None]:
     """Makes every variable in shards stand for its shard `number` in this thread; with None, for the whole variable."""
-    outer, _current_shard.number = _current_shard.number, number
-    try:
-        yield
-    finally:
-        _current_shard.number = outer
+    return replaced(_current_shard, number=number)
 
 
 def rows_by_part(rows: Any, offsets: Sequence[int]) -> list[tuple[Any, Any]]:
@@ -135,7 +137,6 @@ class InShards(VariableBase):
     """
 
     where = ""
-    _constraint = None  # Keras applies constraints.
 
     def __init__(self, shards: list[Any], shape: Any, name: str, path: str | None = None) -> None:
         """Takes the shards, the shape of the whole variable, its name, and what messages call it, by default the name."""
@@ -147,8 +148,6 @@ class InShards(VariableBase):
         self._trainable = shards[0].trainable
         self._synchronization = shards[0].synchronization
         self._aggregation = shards[0].aggregation
-        self._in_graph_mode = False
-        self._cached_value = None
 
     @property
     def _here(self) -> Any:
@@ -184,13 +183,8 @@ class InShards(VariableBase):
         """Returns the whole value as a tensor; in a `shard_scope`, the value of the shard."""
         raise NotImplementedError
 
-    def read_value(self) -> Any:
-        """Returns `value()`."""
-        return self.value()
-
     @overrides(VariableBase)
     def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
-        del dtype, name, as_ref
         return self.value()
 
     def split(self, value: Any) -> list[Any]:

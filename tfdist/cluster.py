@@ -148,6 +148,12 @@ class Cluster:
         return self.job("ps") or self.job("worker")
 
     @property
+    def group_tasks(self) -> tuple[tuple[Task, ...], ...]:
+        """The worker tasks of each worker group."""
+        workers = [task for task in self.job("worker") for _ in range(task.slots)]
+        return tuple(tuple(dict.fromkeys(workers[rank] for rank in group)) for group in self.worker_groups)
+
+    @property
     def slots(self) -> int:
         """Replicas of all workers; in a cluster without workers those of the chief."""
         return sum(task.slots for task in self.job("worker") or self.job("chief"))

@@ -114,8 +114,7 @@ class Job:
         """
         if not all(task.name in running for task in self.awaited):
             return False
-        task_of_rank = [task.name for task in self.cluster.job("worker") for _ in range(task.slots)]
-        return any(all(task_of_rank[rank] in running for rank in group) for group in self.cluster.worker_groups)
+        return any(all(task.name in running for task in tasks) for tasks in self.cluster.group_tasks)
 
     @property
     def spare(self) -> tuple[Task, ...]:

@@ -2,11 +2,11 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from tfdist.cluster import Cluster, Task, valid_host
+from tfdist.json_values import object_in
 from tfdist.rank_info import RankInfo
 
 TaskId = tuple[str, int]
@@ -37,7 +37,7 @@ class MemberInfo:
     @classmethod
     def read(cls, text: str) -> "MemberInfo | None":
         """Reads an entry of a store; returns None for one that tfdist did not write: a store may hold anything."""
-        entry = read_object(text)
+        entry = object_in(text)
         kinds = {"job": str, "host": str, "leaders": list}
         for field in dataclasses.fields(cls):
             value = entry.get(field.name)
@@ -98,15 +98,6 @@ def cluster_of(rank_info: RankInfo, members: Iterable[MemberInfo]) -> Cluster:
         if each.job == "worker"
     ]
     return rank_info.cluster(sorted(workers, key=lambda task: task.index))
-
-
-def read_object(text: object) -> Mapping[str, Any]:
-    """Returns the JSON object in a text; an empty one where the text holds none."""
-    try:
-        value = json.loads(text) if isinstance(text, str) else None
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {}
 
 
 def read_texts(value: object) -> list[str]:

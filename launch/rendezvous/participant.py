@@ -9,9 +9,10 @@ from typing import Any, NoReturn, TypeVar
 
 from tfdist.cluster import Cluster, Task
 from tfdist.errors import ClusterError
+from tfdist.json_values import object_in
 from tfdist.launch.backends.local.ports import HeldPorts
 from tfdist.launch.rendezvous.clock import SYSTEM_CLOCK, Clock
-from tfdist.launch.rendezvous.member_info import MemberInfo, TaskId, enumeration, name_of, read_object, read_texts
+from tfdist.launch.rendezvous.member_info import MemberInfo, TaskId, enumeration, name_of, read_texts
 from tfdist.launch.rendezvous.stores.interface import OpenStore, StoreUnavailableError
 from tfdist.rank_info import RankInfo
 from tfdist.strategies.runtime.peers import LOG_SECONDS, StartTimeoutError
@@ -99,7 +100,7 @@ class Participant:
 
     def read_table(self, table: str) -> dict[str, Mapping[str, Any]]:
         """Returns a table of JSON objects by nonce."""
-        return {nonce: read_object(text) for nonce, text in self.store.get(table).items()}
+        return {nonce: object_in(text) for nonce, text in self.store.get(table).items()}
 
     def read_members(self, table: str) -> dict[str, MemberInfo]:
         """Returns a table of member infos by nonce."""

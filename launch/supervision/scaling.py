@@ -6,7 +6,6 @@ a number. So it works for jobs in the background and in a terminal, and from ano
 
 import dataclasses
 import json
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from tfdist import strategies
 from tfdist.cluster import Cluster, Task
+from tfdist.json_values import replace_file
 from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs.job import Job
 from tfdist.launch.jobs.restarts import Restarts
@@ -54,7 +54,7 @@ class Room:
 
 def ask(log_dir: Path, number: int) -> None:
     """Asks the launcher of a job for a number of workers. Raises OSError."""
-    _write(log_dir / REQUEST, number)
+    replace_file(log_dir / REQUEST, number)
 
 
 def is_asked(log_dir: Path) -> bool:
@@ -178,7 +178,7 @@ class Scaling:
 
     def _publish(self) -> None:
         try:
-            _write(self._log_dir / STATE, asdict(Room(self._now, len(self._all), self._refusal)))
+            replace_file(self._log_dir / STATE, asdict(Room(self._now, len(self._all), self._refusal)))
         except OSError:
             pass  # A full disk does not end the training.
 
@@ -188,12 +188,6 @@ def _refusal(job: Job) -> str | None:
     if not job.cluster.job("worker"):
         return "this job has no workers that could join or leave"
     return strategies.fixed_workers(job.cluster, job.choice)
-
-
-def _write(path: Path, value: object) -> None:
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(value), encoding="utf-8")
-    os.replace(part, path)
 
 
 def _remove(path: Path) -> None:

@@ -1,8 +1,8 @@
 """`StateFile`: the states of a job and of its tasks in a file (`--state_file`), for `tfdist status` and other programs."""
 
-import json
 from pathlib import Path
 
+from tfdist.json_values import replace_file
 from tfdist.launch import standard_streams
 from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs.job_status import JobStatus, State
@@ -30,7 +30,4 @@ class StateFile(StatusWriter):
 
     def write(self, status: JobStatus) -> None:
         """See `StatusWriter`."""
-        part = self._path.with_name(f"{self._path.name}.part")
-        values = {**status.as_json(), "grace_period": self._grace_period}
-        part.write_text(json.dumps(values, indent=1), encoding="utf-8")
-        part.rename(self._path)
+        replace_file(self._path, {**status.as_json(), "grace_period": self._grace_period}, indent=1)

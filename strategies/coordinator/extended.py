@@ -1,11 +1,12 @@
 """TensorFlow's view of the worker groups: which devices are the replicas of a step, and how their values are combined."""
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.attributes import replaced
 from tfdist.strategies.coordinator.calls import tensor_fusion
 from tfdist.strategies.coordinator.members.worker_groups import WorkerGroup
 from tfdist.strategies.keras_hooks.replicas import replica_context
@@ -36,27 +37,20 @@ class GroupExtended(ParameterServerExtended):
         alike = {group.traced_devices for group in groups}
         # The devices for a function that the user schedules; None if they depend on the group that runs it.
         self._tfdist_common_devices = alike.pop() if len(alike) == 1 and len(groups[0].tasks) == 1 else None
-        self._tfdist_groups = len(groups)
         self._tfdist_tracing: tuple[str, ...] | None = None
         self.group_devices: tuple[str, ...] = ()  # Of the group whose function is traced.
         super().__init__(strategy, resolver, None)
 
     # Replicas.
 
-    @contextlib.contextmanager
-    def tracing(self, devices: Sequence[str], group_devices: Sequence[str] | None = None) -> Iterator[None]:
+    def tracing(self, devices: Sequence[str], group_devices: Sequence[str] | None = None) -> AbstractContextManager[None]:
         """Makes these devices the replicas while a function of a worker group is traced.
 
         Args:
             devices: the devices.
             group_devices: all devices of the group, if the function uses only some of them for its steps.
         """
-        outer = self._tfdist_tracing, self.group_devices
-        self._tfdist_tracing, self.group_devices = tuple(devices), tuple(group_devices or devices)
-        try:
-            yield
-        finally:
-            self._tfdist_tracing, self.group_devices = outer
+        return replaced(self, _tfdist_tracing=tuple(devices), group_devices=tuple(group_devices or devices))
 
     @property
     def worker_devices(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.calls.executions import Executions, WorkersGoneError
+from tfdist.strategies.coordinator.members import made_before
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.coordinator.training_loop import OpenEpochs, Steps, TrainingLoop
 from tfdist.strategies.inputs.batches import as_tensors, concatenated, without_optionals
@@ -34,24 +35,44 @@ _log = logging.getLogger("tfdist")
 class CoordinatorHooks(KerasHooks):
     """The part of `KerasHooks` that does not depend on what a step is.
 
-    Subclasses implement `step_function`, `predict_function`, `check_data` and `batch_source`.
+    Subclasses implement `step_function`, `predict_function` and `batch_source`, and say of their strategy:
 
-    Args:
-        strategy: the strategy.
-        name: its name, for messages.
+    Attributes:
+        name: its name.
         no_xla: why `jit_compile=True` has no effect under it.
+        own_loop: what a training loop of the user's own does.
+        distributed: why it does not take data that TensorFlow has distributed.
     """
 
-    shows_progress = True
+    name: str
+    no_xla: str
+    own_loop: str
+    distributed: str
 
-    def __init__(self, strategy: Any, name: str, no_xla: str) -> None:
+    def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
-        self._name = name
-        self._no_xla = no_xla
         self._executions: Executions = strategy.executions
         self._loops: weakref.WeakSet[TrainingLoop] = weakref.WeakSet()
         self._open_epochs = OpenEpochs()
+        self._has_own_loop = False  # Whether it has been warned of one.
         self._has_batch_callbacks = False  # Whether the last call of Keras' trainer has any that act between predictions.
+
+    def check_own_loop(self) -> None:
+        """See `KerasHooks`. The chief makes the update; warns once. Raises ValueError if the model is partitioned.
+
+        Does nothing in a function that `ClusterCoordinator` schedules: a worker runs it.
+        """
+        if self._strategy.extended.worker_mesh is not None:
+            raise ValueError(f"{self.own_loop}. A model that the description of the cluster partitions cannot train otherwise")
+        if not self._has_own_loop and not self._strategy.extended._being_scheduled:
+            self._has_own_loop = True
+            _log.warning("%s", self.own_loop)
+
+    def check_data(self, data: Any) -> None:
+        """See `KerasHooks`. Raises ValueError for data that TensorFlow has distributed, or that are lost."""
+        made_before.check_data(data)
+        if isinstance(data, tf.distribute.DistributedDataset):
+            raise ValueError(self.distributed)
 
     def example_batch(self, source: BatchSource) -> Any:
         """See `KerasHooks`."""
@@ -155,16 +176,11 @@ class CoordinatorHooks(KerasHooks):
 
         return ShardCheck(model, step, self._strategy, replicas, as_replica)
 
-    def _check_not_partitioned(self, own_loop: str) -> None:
-        """Raises ValueError with what a loop of the user's own does, if the model is sharded over devices of the workers."""
-        if self._strategy.extended.worker_mesh is not None:
-            raise ValueError(f"{own_loop}. A model that the description of the cluster partitions cannot train otherwise")
-
     def _check_model(self, model: Any) -> None:
         """Raises ValueError if the model cannot run under this strategy as it was compiled, or on several worker groups."""
         if model.run_eagerly:
             raise ValueError(
-                f"run_eagerly=True cannot work under {self._name}: a worker runs compiled functions only. "
+                f"run_eagerly=True cannot work under {self.name}: a worker runs compiled functions only. "
                 "Leave run_eagerly out, or debug in one process (--tier BASIC)."
             )
         groups, replicas = len(self._strategy.worker_groups), self._strategy.num_replicas_in_sync
@@ -172,12 +188,12 @@ class CoordinatorHooks(KerasHooks):
         if stateful and groups * replicas > 1:
             why = f"{groups} worker groups compute batches" if groups > 1 else f"{replicas} workers compute parts of a batch"
             raise ValueError(
-                f"layer {stateful[0]} is stateful: it continues with each batch from the one before, and under {self._name} "
+                f"layer {stateful[0]} is stateful: it continues with each batch from the one before, and under {self.name} "
                 f"{why} at the same time. Make the layer with stateful=False, or describe a cluster with one worker group (one "
                 "worker)."
             )
         if model.jit_compile is True:
-            _log.warning("jit_compile=True has no effect under %s: %s; the model trains without XLA", self._name, self._no_xla)
+            _log.warning("jit_compile=True has no effect under %s: %s; the model trains without XLA", self.name, self.no_xla)
 
     def _predict_function(self, model: Any, prepare: Callable[..., Callable[[int], Any]]) -> Callable[[list[Any]], Any]:
         """Returns Keras' `predict_function`.

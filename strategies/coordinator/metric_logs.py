@@ -71,7 +71,6 @@ class MetricLogs:
 
     def of_replica(self, outputs: Any, rows: Any) -> Any:
         """See `StepOutputs`. Returns a float64 vector; empty if the step returned the model's metrics, which travel anyway."""
-        del rows
         self._check_shared_variables()
         self._variables = self._variables_to_send()
         for variable in self._variables:

@@ -171,8 +171,7 @@ def _is_enough(cluster: Cluster, missing: Collection[Task]) -> bool:
     """Returns whether the training can begin without these tasks: all ps are there, enough workers, and one whole group."""
     if cluster.min_workers is None or any(task.job != "worker" for task in missing):
         return not missing
-    workers = [task for task in cluster.job("worker") for _ in range(task.slots)]
-    has_group = any(all(workers[rank] not in missing for rank in group) for group in cluster.worker_groups)
+    has_group = any(set(tasks).isdisjoint(missing) for tasks in cluster.group_tasks)
     return has_group and len(cluster.job("worker")) - len(missing) >= cluster.min_workers
 
 

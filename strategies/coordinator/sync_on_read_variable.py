@@ -44,7 +44,6 @@ def _unknown() -> None:
 
 def _untold(value: Any) -> bool:
     """Tells nobody of an assignment."""
-    del value
     return False
 
 

@@ -52,7 +52,7 @@ class DataParallelHooks(KerasHooks):
     def __init__(self, strategy: Any, layout: Layout, is_chief: bool = True) -> None:
         self._strategy = strategy
         self.layout = layout
-        self.is_chief = is_chief
+        self.is_chief = self.shows_progress = is_chief
         self._calls: SameCalls | None = getattr(strategy, "calls", None)
         # Of the data that Keras holds: a `fit` goes on with its own after each validation.
         self._first_batches: list[tuple[weakref.ref[Any], FirstBatch]] = []
@@ -286,8 +286,3 @@ class DataParallelHooks(KerasHooks):
                 is_sum = variable.synchronization == "on_read" and variable.aggregation == "sum"
                 replica.assign(np.zeros_like(value) if is_sum and index > 0 else value)
         return True
-
-    @property
-    def shows_progress(self) -> bool:
-        """See `KerasHooks`: on the chief."""
-        return self.is_chief

@@ -41,7 +41,6 @@ def create(cluster: Cluster, start_timeout: float) -> Mirrored:
     Raises:
         ClusterError: if TensorFlow has already started with fewer logical CPU devices.
     """
-    del start_timeout
     (task,) = cluster.training_tasks
     strategy = Mirrored(local_devices(task), cluster.partition)
     trainer.install()

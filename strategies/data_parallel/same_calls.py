@@ -22,6 +22,8 @@ import tensorflow as tf
 
 from tfdist.strategies.data_parallel.board import ADVICE, BACKUP_ADVICE, DATA_ADVICE, STEP_ADVICE, Board, DifferentCallsError
 from tfdist.strategies.data_parallel.first_batch import FirstBatch
+from tfdist.strategies.data_parallel.lost_tasks import LostTasks
+from tfdist.strategies.private_api.error_report import keep_context
 from tfdist.strategies.runtime.lost_timeout import lost_seconds
 from tfdist.strategies.runtime.program_end import last_error
 
@@ -59,15 +61,11 @@ class SameCalls:
     Args:
         me: the name of this task.
         names: the names of all tasks; the first compares.
+        lost: looks at the others: while an execution lasts longer than `LOOK_SECONDS`, first often and later every
+            `SELDOM_SECONDS`; after an error; and every `POLL_SECONDS` at a task that is waited for outside of an execution,
+            where nothing collective runs that would fail.
         board: where they tell each other.
         clock: returns seconds.
-        explain: returns an error that says more than one of TensorFlow in an execution or an agreement, or None.
-        on_long_execution: called in a thread while an execution lasts longer than `LOOK_SECONDS`, first often and later every
-            `SELDOM_SECONDS`. Returns whether to look again at once.
-        has_left: returns whether a task, by its name, is gone; called every `POLL_SECONDS` while its end is waited for.
-        on_silence: called at the end of the program if the first task, which keeps what is told, is lost.
-        watch: begins to watch a task, by its name, whose call is waited for; what it returns is called every `POLL_SECONDS` and
-            returns an error when that task is lost. Nothing collective runs then that would fail.
 
     Attributes:
         me: as given.
@@ -78,22 +76,14 @@ class SameCalls:
         self,
         me: str,
         names: Sequence[str],
+        lost: LostTasks,
         board: Board | None = None,
         clock: Callable[[], float] = time.monotonic,
-        explain: Callable[[tf.errors.OpError], Exception | None] = lambda error: None,
-        on_long_execution: Callable[[], bool] = lambda: False,
-        has_left: Callable[[str], bool] = lambda name: False,
-        on_silence: Callable[[], None] = lambda: None,
-        watch: Callable[..., Callable[[], Exception | None]] = lambda name, may_end=False: lambda: None,
     ) -> None:
         self.me, self.names = me, list(names)
         self._board = board or Board()
         self._clock = clock
-        self._explain = explain
-        self._on_long_execution = on_long_execution
-        self._has_left = has_left
-        self._on_silence = on_silence
-        self._watch = watch
+        self._lost = lost
         self._agreements = 0
         self._executions = 0
         self._sources = 0
@@ -143,7 +133,7 @@ class SameCalls:
 
     def _wait(self, key: str, name: str, facts: dict[str, Any], deadline: float) -> str:
         """Returns a value for which `name` has to come to this agreement."""
-        is_warned, loss = False, self._watch(name)
+        is_warned, loss = False, self._lost.watch(name)
         while (value := self._board.take(key, POLL_SECONDS)) is None:
             has_ended = self.has_ended(name)
             execution = self._board.take(f"executing/{name}", MOMENT_SECONDS)
@@ -165,7 +155,7 @@ class SameCalls:
 
     def watch_chief(self) -> Callable[[], Exception | None]:
         """Begins to watch the first task while this one waits for it, and the program there may end; see `LostTasks.watch`."""
-        loss = self._watch(self.names[0], may_end=True)
+        loss = self._lost.watch(self.names[0], may_end=True)
 
         def look() -> Exception | None:
             error = loss()
@@ -219,7 +209,7 @@ class SameCalls:
         try:
             yield
         except tf.errors.OpError as error:
-            if not self._is_lost and (better := self._explain(error)) is not None:
+            if not self._is_lost and (better := self._lost.explain(error)) is not None:
                 self._is_lost = True  # Nobody is told anything more: it may be the first task, which keeps what is told.
                 raise better from error
             raise
@@ -235,7 +225,7 @@ class SameCalls:
             return
         number, seconds = execution[0], self._clock() - execution[1]
         if seconds >= (self._next_look[1] if self._next_look[0] == number else LOOK_SECONDS):
-            pause = 0.0 if self._on_long_execution() else min(seconds, SELDOM_SECONDS)
+            pause = 0.0 if self._lost.look_around() else min(seconds, SELDOM_SECONDS)
             self._next_look = number, seconds + pause
 
     def _long_execution(self) -> int | None:
@@ -283,7 +273,7 @@ class SameCalls:
         teller.join(lost_seconds())
         if teller.is_alive():
             self._is_lost = True
-            self._on_silence()
+            keep_context()  # The first task, which keeps what is told, is lost.
 
     def _tell_end(self, failed: bool) -> None:
         with contextlib.suppress(tf.errors.OpError):
@@ -294,7 +284,7 @@ class SameCalls:
         error = last_error()
         while error is not None and not isinstance(error, tf.errors.OpError):
             error = error.__cause__ or error.__context__
-        if error is not None and not self._is_lost and (better := self._explain(error)) is not None:
+        if error is not None and not self._is_lost and (better := self._lost.explain(error)) is not None:
             self._is_lost = True
             _log.error("%s", better)
 
@@ -313,7 +303,7 @@ class SameCalls:
         """Waits for the end of a task's program; returns whether it has finished."""
         try:
             while (value := self._board.take(f"ended/{name}", POLL_SECONDS)) is None:
-                if self._has_left(name):
+                if self._lost.has_left(name):
                     break
                 execution = self._board.take(f"executing/{name}", MOMENT_SECONDS)
                 if self._clock() >= latest or (execution is not None and int(execution) > self._executions):

@@ -6,7 +6,6 @@ all-reduce sums them (metrics.py). So the logs that callbacks see are exact and 
 nothing.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -101,8 +100,7 @@ class TrainingLoop:
         steps = self._model.steps_per_execution
         if isinstance(iterator, ShardedIterator):
             iterator.begin_epoch_if_over()
-            if self._check is not None and self._check.is_open:
-                self._check_first_of(iterator)
+            self._check_step(iterator.peek)
             if steps > 1 and self._loops and not self._is_eager and not iterator.is_peeked:
                 try:
                     done, logs = self._call("loop", iterator.element_spec, iterator.elements, steps)
@@ -143,17 +141,16 @@ class TrainingLoop:
             self._model._maybe_symbolic_build(data_batch=batch)  # A program that calls `train_function` has not built metrics.
             self._note(self, batch)
         element = self._layout.split(batch)
-        if self._check is not None and self._check.is_open:
-            self._check_step(element)
+        self._check_step(lambda: element)
         return self._call("small", None, element)
 
-    def _check_first_of(self, iterator: ShardedIterator) -> None:
-        with contextlib.suppress(EmptyDatasetError):
-            self._check_step(iterator.peek())
-
-    def _check_step(self, element: Any) -> None:
+    def _check_step(self, batch: Callable[[], Any]) -> None:
         """Tries the step out on two examples of a shard or more, or of all shards. Every task has them, or none."""
-        if self._check is None:
+        if self._check is None or not self._check.is_open:
+            return
+        try:
+            element = batch()
+        except EmptyDatasetError:
             return
         metric_sums.note(self._metrics.shared_variables())
         examples, shards = int(element["examples"]), [without_optionals(shard) for shard in element["shards"]]

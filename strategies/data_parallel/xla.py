@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.attributes import replaced
 from tfdist.strategies.inputs.batches import without_optionals
 from tfdist.strategies.keras_hooks.optimizer import pieces_of_all
 from tfdist.strategies.keras_hooks.replicas.own_values import reads
@@ -41,11 +42,8 @@ def compiled(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
             pieces[:] = [pieces_of_all(*update) for update in updates]  # Their rows are seen here only.
             return logs, [[piece for own in each for piece, _ in own if piece is not None] for each in pieces]
 
-        replica.postponed = updates
-        try:
+        with replaced(replica, postponed=updates):
             logs, computed = tf.function(until_update, jit_compile=True, autograph=False)(without_optionals(shard))
-        finally:
-            replica.postponed = None
         for (optimizer, _, variables), values, each in zip(updates, computed, pieces, strict=True):
             found = iter(values)
             replica.pieces = [[(None if p is None else next(found), kind) for p, kind in own] for own in each]

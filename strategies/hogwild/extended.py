@@ -1,11 +1,11 @@
 """TensorFlow's view of `hogwild`: variables with a local replica in every worker group."""
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.attributes import replaced
 from tfdist.strategies.coordinator.extended import GroupExtended, unwrapped, update_on
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.hogwild.synchronization.local_variable import LocalVariable
@@ -20,14 +20,9 @@ class HogwildExtended(GroupExtended):
 
     _tfdist_home: str | None = None
 
-    @contextlib.contextmanager
-    def home(self, device: str) -> Iterator[None]:
+    def home(self, device: str) -> contextlib.AbstractContextManager[None]:
         """Makes `device` the one that holds the local replica, while a function of a group is traced."""
-        outer, self._tfdist_home = self._tfdist_home, device
-        try:
-            yield
-        finally:
-            self._tfdist_home = outer
+        return replaced(self, _tfdist_home=device)
 
     @property
     def is_tracing(self) -> bool:

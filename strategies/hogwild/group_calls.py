@@ -188,7 +188,7 @@ class GroupCalls:
         each_turn: list[tuple[int, ...]] = self._turns_of_blocks() if synchronizes else [()]
         without = [()] if synchronizes and self._strategy.shares_replicas else []
         # Locked, because the variables that a function uses are recorded in one place for all models.
-        with tracing_lock, self._replicas.registry.recording_use(self._use) as used:
+        with tracing_lock, self._replicas.registry.recording_use(used := self._use):
             traced = [self._traced(batches, element_spec, (turn, several)) for turn in each_turn + without]
         self._register_weights()  # The first call of a model may have built it.
         self._add_used(list(used.variables.values()))
@@ -219,11 +219,11 @@ class GroupCalls:
         function, begins = functions.functions[-1], False
         if pushes:
             function = functions.functions[turn]
-            replicas.count_push(group)
+            replicas.weights.count_push(owner)
             begins = self._begin_push(group, len(functions.turns), not is_clean or steps > period, is_scheduled=True)
         if self._trains:
             replicas.grace.begin(self)
-            replicas.count_examples(group, steps * functions.examples)
+            replicas.weights.count_examples(owner, steps * functions.examples)
         self._since[owner] = min(steps, period) if pushes else self._since[owner] + steps
         rates = self._rates_at(step)
         control = replicas.control_numbers(group, rates, step, delay=self.delay.updates, begins=begins)

@@ -1,14 +1,10 @@
 """`HogwildHooks`: what Keras' loop asks of `hogwild`."""
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 from tfdist.strategies.coordinator.calls.group_step import GroupStep, PredictionOutputs
 from tfdist.strategies.coordinator.hooks import CoordinatorHooks
-from tfdist.strategies.coordinator.members import made_before
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.hogwild.group_calls import GroupCalls
 from tfdist.strategies.hogwild.replicas.refused_weights import check_are_real, check_not_own
@@ -17,50 +13,36 @@ from tfdist.strategies.inputs import worker_input
 from tfdist.strategies.inputs.input_feed import FedDataset
 from tfdist.strategies.keras_hooks import trainer
 
-_OWN_LOOP = (
-    "a training loop of your own runs on the chief alone under hogwild, and the workers idle; "
-    "put the step into train_step and call fit, so that the workers make the steps"
-)
-
 _SCHEDULED = (
     "a function that ClusterCoordinator schedules cannot train under hogwild, where every worker group has a model of its own; "
     "put the step into train_step and call fit, or choose parameter_server"
 )
 
-_log = logging.getLogger("tfdist")
-
 
 class HogwildHooks(CoordinatorHooks):
     """`KerasHooks` of `hogwild`."""
 
-    def __init__(self, strategy: Any) -> None:
-        super().__init__(strategy, "hogwild", "XLA cannot compile a step that finds its variables by their names")
-        self._has_own_loop = False
+    name = "hogwild"
+    no_xla = "XLA cannot compile a step that finds its variables by their names"
+    own_loop = (
+        "a training loop of your own runs on the chief alone under hogwild, and the workers idle; "
+        "put the step into train_step and call fit, so that the workers make the steps"
+    )
+    distributed = (
+        "under hogwild the chief reads the data and hands the batches out, or worker groups read their own, and TensorFlow has "
+        "distributed this dataset; give it the tf.data.Dataset itself, or what strategy.distribute_datasets_from_function "
+        "returns."
+    )
 
     def check_own_loop(self) -> None:
-        """See `KerasHooks`. The chief makes the update; warns once.
+        """See `CoordinatorHooks`. Raises ValueError, too, for a function that `ClusterCoordinator` schedules.
 
-        Raises:
-            ValueError: if the model is partitioned, or `ClusterCoordinator` schedules the function: it would change the values
-                of the chief and no local replica.
+        It would change the values of the chief and no local replica.
         """
-        self._check_not_partitioned(_OWN_LOOP)
+        super().check_own_loop()
         if self._strategy.extended._being_scheduled:
             self._strategy.extended._being_scheduled = False  # TensorFlow leaves it where a function cannot be scheduled.
             raise ValueError(_SCHEDULED)
-        if not self._has_own_loop:
-            self._has_own_loop = True
-            _log.warning("%s", _OWN_LOOP)
-
-    def check_data(self, data: Any) -> None:
-        """See `KerasHooks`. Raises ValueError for data whose batches no group could take, or that are lost."""
-        made_before.check_data(data)
-        if isinstance(data, tf.distribute.DistributedDataset):
-            raise ValueError(
-                "under hogwild the chief reads the data and hands the batches out, or worker groups read their own, and "
-                "TensorFlow has distributed this dataset; give it the tf.data.Dataset itself, or what "
-                "strategy.distribute_datasets_from_function returns."
-            )
 
     def batch_source(self, dataset: Any) -> Any:
         """See `KerasHooks`. The chief reads the data, unless worker groups read their own."""

@@ -185,7 +185,7 @@ class InnerSteps(GroupProgram):
         before = self._counters.values()
         with numbered(number_for):
             outputs, shares = self._step.run(devices, batch)
-        return self._counters.with_changes(self._step.result(devices, outputs, shares), before)
+        return self._counters.with_changes(self._step.result(outputs, shares), before)
 
 
 def _results(count: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Cluster
-from tfdist.strategies.coordinator.members.server_recovery import ServerRecovery, device_of
+from tfdist.strategies.coordinator.members.server_recovery import ServerRecovery
 from tfdist.strategies.coordinator.remote_garbage import RemoteGarbage
 from tfdist.strategies.coordinator.strategy import CoordinatorStrategy, start
 from tfdist.strategies.hogwild.extended import HogwildExtended
@@ -30,6 +30,7 @@ from tfdist.strategies.hogwild.timing.schedules import Speeds
 from tfdist.strategies.hogwild.traffic import bytes_per_period, compression_used
 from tfdist.strategies.inputs import worker_input
 from tfdist.strategies.model_parallel.worker_mesh import WorkerMesh
+from tfdist.strategies.runtime.task_address import device_of
 
 _log = logging.getLogger("tfdist")
 
@@ -135,7 +136,6 @@ class Hogwild(CoordinatorStrategy):
                 the dataset of that group: batches of dense tensors, without end (`repeat()`).
             options: not used.
         """
-        del options
         if absent := set(range(len(self.worker_groups))) - set(self.membership.live_groups):
             _log.warning(
                 "worker groups %s do not train now: nobody reads their shards of the data until they join",

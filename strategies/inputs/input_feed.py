@@ -45,7 +45,7 @@ class InputFeed(BatchIterator):
 
     def __next__(self) -> Batch:
         batch = self._ahead.popleft() if self._ahead else self._read()
-        self._taken += 1
+        self.taken += 1
         return batch
 
     def peek(self, count: int) -> list[Batch]:
@@ -57,7 +57,7 @@ class InputFeed(BatchIterator):
             Exception: what the dataset raises in place of the next batch. The batches before it are trained first.
         """
         if self.owner.steps_per_epoch is not None:
-            count = max(0, min(count, self.owner.steps_per_epoch - self._taken))
+            count = max(0, min(count, self.owner.steps_per_epoch - self.taken))
         while len(self._ahead) < count:
             try:
                 self._ahead.append(self._read())

@@ -53,31 +53,27 @@ class BatchIterator(Iterator[Any]):
 
     Attributes:
         owner: the source.
+        taken: how many batches of the epoch `take` has returned.
     """
 
     def __init__(self, owner: BatchSource) -> None:
         self.owner = owner
-        self._taken = 0
-
-    @property
-    def taken(self) -> int:
-        """How many batches of the epoch `take` has returned."""
-        return self._taken
+        self.taken = 0
 
     def take(self, count: int) -> list[Any]:
         """Returns the next `count` batches; fewer, or none, at the end of the data or of `steps_per_epoch`."""
         if self.owner.steps_per_epoch is not None:
-            count = min(count, self.owner.steps_per_epoch - self._taken)
+            count = min(count, self.owner.steps_per_epoch - self.taken)
         batches = self._next_batches(count)
-        self._taken += len(batches)
+        self.taken += len(batches)
         if len(batches) < count:
-            self.owner.batches_per_epoch = self._taken
+            self.owner.batches_per_epoch = self.taken
         return batches
 
     def begin_epoch_if_over(self) -> None:
         """Lets `take` go on after the last of `steps_per_epoch` batches."""
-        if self.owner.steps_per_epoch is not None and self._taken >= self.owner.steps_per_epoch:
-            self._taken = 0
+        if self.owner.steps_per_epoch is not None and self.taken >= self.owner.steps_per_epoch:
+            self.taken = 0
 
     def like_next(self) -> Any:
         """Returns a batch like the next one, without taking it; None if there is none, or this process does not read it."""

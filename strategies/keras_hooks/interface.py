@@ -27,9 +27,11 @@ class KerasHooks(abc.ABC):
 
     Attributes:
         save_requests: what makes all tasks save at the same step; None if the chief can save alone.
+        shows_progress: whether this task shows Keras' progress bar.
     """
 
     save_requests: SaveRequests | None = None
+    shows_progress: bool = True
 
     @abc.abstractmethod
     def step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Logs]:
@@ -147,11 +149,6 @@ class KerasHooks(abc.ABC):
             Whether the metrics have these values now. They may not if a metric makes its variables with its first batch; if
             they will not have them then, a warning says so.
         """
-
-    @property
-    @abc.abstractmethod
-    def shows_progress(self) -> bool:
-        """Whether this task shows Keras' progress bar."""
 
 
 def hooks_of(strategy: Any) -> KerasHooks | None:

@@ -19,19 +19,20 @@ over the examples of a replica is corrected here:
 
 import contextlib
 import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.strategies.attributes import replaced
 from tfdist.strategies.keras_hooks.checks.own_code import is_known
 from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.held_updates import HeldUpdates
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
+from tfdist.strategies.keras_hooks.replicas.warned import warn_once
 from tfdist.strategies.keras_hooks.replicas.whole_batch import (
     can_be_gathered,
     check_order,
@@ -42,8 +43,6 @@ from tfdist.strategies.keras_hooks.replicas.whole_batch import (
     is_over_batch,
 )
 from tfdist.strategies.private_api import keras_loss_module, patches
-
-_log = logging.getLogger("tfdist")
 
 
 def install() -> None:
@@ -130,13 +129,13 @@ def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sam
     replica = replica_context.with_share()
     if replica is None or replica.has_whole_batch:
         return original(loss, y_true, y_pred, sample_weight)
-    outer = replica.has_scalar_loss, replica.rows_of_function
-    replica.has_scalar_loss, replica.rows_of_function = False, first_dimensions(y_true, y_pred)
     held = _held_updates(loss, y_true, y_pred, replica)
-    with held or contextlib.nullcontext():
+    with (
+        replaced(replica, has_scalar_loss=False, rows_of_function=first_dimensions(y_true, y_pred)),
+        held or contextlib.nullcontext(),
+    ):
         value = original(loss, y_true, y_pred, sample_weight)
-    is_scalar = replica.has_scalar_loss
-    replica.has_scalar_loss, replica.rows_of_function = outer
+        is_scalar = replica.has_scalar_loss
     if not is_scalar and not is_over_batch(loss, y_pred) and not _is_by_class(loss, y_true, y_pred):
         return value if held is None or held.assign() else original(loss, y_true, y_pred, sample_weight)
     return _of_whole_batch(original, loss, y_true, y_pred, sample_weight, value, replica)
@@ -182,14 +181,11 @@ def _of_whole_batch(
     local, all_rows = (y_true, y_pred), gathered((y_true, y_pred), replica, loss.dtype)
     if weight is not None and weight.shape.rank:
         weight = gathered(weight, replica, loss.dtype)
-    replica.has_whole_batch = True
-    try:
+    with replaced(replica, has_whole_batch=True):
         whole = original(loss, *all_rows, weight)
         check_order(
             whole, lambda y_true, y_pred: original(loss, y_true, y_pred), local, all_rows, replica, f"the loss {loss.name}"
         )
-    finally:
-        replica.has_whole_batch = False
     if replica.in_compile_loss and whole.shape.rank:
         # With weights and without a reduction it has a number for each, whose gradients `_call_compiled` divides by the share.
         scaled = whole * tf.cast(replica.share, whole.dtype)
@@ -241,11 +237,8 @@ def _call_compiled(original: Callable[..., Any], loss: Any, y_true: Any, y_pred:
     replica = replica_context.with_share()
     if replica is None:
         return original(loss, y_true, y_pred, sample_weight)
-    replica.in_compile_loss = True
-    try:
+    with replaced(replica, in_compile_loss=True):
         value = original(loss, y_true, y_pred, sample_weight)
-    finally:
-        replica.in_compile_loss = False
     if value is None or not tf.convert_to_tensor(value).shape.rank:
         return value
     if replica.recorded is not None:
@@ -270,9 +263,5 @@ def _regularization_loss(original: Callable[..., Any], regularization_loss: Any)
 
 
 def _warn_once(replica: Replica, message: str) -> None:
-    if replica.index == 0 and message not in _warned:
-        _warned.add(message)
-        _log.warning("%s", message)
-
-
-_warned: set[str] = set()
+    if replica.index == 0:
+        warn_once("%s", message)

@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.attributes import replaced
 from tfdist.strategies.keras_hooks.checks import metric_trial
 from tfdist.strategies.keras_hooks.checks.own_code import is_known
 from tfdist.strategies.keras_hooks.replicas import replica_context
@@ -53,10 +54,9 @@ def _update_function(original: Callable[..., Any], metric: Any, y_true: Any, y_p
     if replica is None:
         return original(metric, y_true, y_pred, sample_weight)
     numbers: list[Any] = []
-    replica.metric_numbers = numbers
     replica.rows_of_function = first_dimensions(y_true, y_pred)
     replica.is_over_batch = is_over_batch(metric, y_pred) or _is_by_class(metric, y_true, y_pred)
-    try:
+    with replaced(replica, metric_numbers=numbers):
         result = original(metric, y_true, y_pred, sample_weight)
         if not numbers or replica.recorded is not None:  # In a trial: the metric counts right below.
             return result
@@ -67,8 +67,6 @@ def _update_function(original: Callable[..., Any], metric: Any, y_true: Any, y_p
         if replica.looping:
             raise replica_context.NotInLoopError
         return _update_with_whole_batch(original, metric, y_true, y_pred, sample_weight, replica)
-    finally:
-        replica.metric_numbers = None
 
 
 def _is_by_class(metric: Any, y_true: Any, y_pred: Any) -> bool:
@@ -81,8 +79,7 @@ def _update_with_whole_batch(
     original: Callable[..., Any], metric: Any, y_true: Any, y_pred: Any, sample_weight: Any, replica: Replica
 ) -> Any:
     local, whole = (y_true, y_pred), gathered((y_true, y_pred), replica)
-    replica.has_whole_batch = True
-    try:
+    with replaced(replica, has_whole_batch=True):
         result = original(metric, *whole, sample_weight)  # Keras refuses weights of examples.
         assert replica.metric_numbers is not None
         number = tf.convert_to_tensor(replica.metric_numbers[-1])
@@ -90,8 +87,6 @@ def _update_with_whole_batch(
             number, lambda *nested: metric._fn(*nested, **metric._fn_kwargs), local, whole, replica, f"the metric {metric.name}"
         )
         return result
-    finally:
-        replica.has_whole_batch = False
 
 
 def _update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:

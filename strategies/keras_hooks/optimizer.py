@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.strategies.attributes import replaced
 from tfdist.strategies.keras_hooks import losses, metric_updates, step_build, update_kernels, variables
 from tfdist.strategies.keras_hooks.build_scope import outside_of_steps, strategy_in_own_loop, strategy_of
 from tfdist.strategies.keras_hooks.interface import hooks_of, is_data_parallel
@@ -72,15 +73,13 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
         return None
     grads, trainable_variables = list(grads), None if trainable_variables is None else list(trainable_variables)
     if replica is not None and replica.recorded is not None:
-        pairs = itertools.zip_longest(grads, _variables(optimizer, trainable_variables))
+        pairs = itertools.zip_longest(grads, variables_of(optimizer, trainable_variables))
         replica.recorded += [(None, gradient) for gradient, v in pairs if gradient is not None and not is_overwritten(v)]
         if replica.unbuilt is not None and not optimizer.built and trainable_variables is not None:
             replica.unbuilt.append((optimizer, trainable_variables))
         return None
     if replica is None and (strategy := _strategy_of_own_loop(optimizer, trainable_variables)) is not None:
-        hooks = hooks_of(strategy)
-        assert hooks is not None
-        hooks.check_own_loop()
+        strategy.tfdist_hooks.check_own_loop()
         adopt_optimizer(optimizer, strategy)
         is_in_scope = getattr(optimizer, "_distribution_strategy", None) is strategy
         with strategy.scope() if is_in_scope else contextlib.nullcontext():
@@ -119,25 +118,23 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
                 "a task or worker group cannot add them up. Update in every step, or have one replica in each"
             )
     replica.same.update(_ids_of_counters(optimizer))
-    updates = zip(grads, _variables(optimizer, trainable_variables), strict=False)
+    updates = zip(grads, variables_of(optimizer, trainable_variables), strict=False)
     replica.updated.update(id(variable) for gradient, variable in updates if gradient is not None)  # Keras leaves others out.
     share = None if id(optimizer) in replica.weighted else replica.share
     if replica.agree is not None:
         replica.agree(f"updates with {optimizer.name}")
-    own_values.take_means(replica, _variables(optimizer, trainable_variables))
+    own_values.take_means(replica, variables_of(optimizer, trainable_variables))
     pieces = replica.pieces or pieces_of_all(optimizer, grads, trainable_variables)
     weighted = functools.partial(_weighted, share=share, is_real=replica.share > 0 if replica.may_be_empty else None)
     sums = _sums_of(pieces, lambda flat, same: all_reduce_sum([weighted(piece) for piece in flat], same))
     if replica.share is not None:
-        sums = with_largest(sums, grads, _variables(optimizer, trainable_variables))
-    replica.reduced = True
-    try:
+        sums = with_largest(sums, grads, variables_of(optimizer, trainable_variables))
+    with replaced(replica, reduced=True):
         return original(optimizer, sums, trainable_variables)
-    finally:
-        replica.reduced = False
 
 
-def _variables(optimizer: Any, trainable_variables: Any) -> Any:
+def variables_of(optimizer: Any, trainable_variables: Any) -> Any:
+    """Returns the variables that `optimizer.apply` updates, given those that it got."""
     return trainable_variables or getattr(optimizer, "_trainable_variables", ())
 
 
@@ -145,7 +142,7 @@ def pieces_of_all(optimizer: Any, gradients: Sequence[Any], variables: Any) -> l
     """Returns the pieces of each gradient that `optimizer.apply` gets, in the function that computes them."""
     if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
         return [[(gradient, OF_EXAMPLES)] for gradient in gradients]
-    tables = itertools.chain(_variables(optimizer, variables), itertools.repeat(None))
+    tables = itertools.chain(variables_of(optimizer, variables), itertools.repeat(None))
     return [pieces_of(gradient, table) for gradient, table in zip(gradients, tables, strict=False)]
 
 
@@ -177,10 +174,8 @@ def built_in_own_loop(optimizer: Any, variables: Any) -> Any:
     strategy = None if variables is None else strategy_in_own_loop()
     if strategy is None:
         return variables
-    hooks = hooks_of(strategy)
     if not is_data_parallel(strategy):  # The chief is no replica: it has the update alone, or a worker runs the function.
-        assert hooks is not None
-        hooks.check_own_loop()
+        strategy.tfdist_hooks.check_own_loop()
     variables = list(variables)
     for variable in variables:
         if strategy_of(getattr(variable, "_value", variable)) is not strategy:
@@ -268,7 +263,7 @@ def _strategy_of_own_loop(optimizer: Any, trainable_variables: Any) -> Any:
     """
     own = getattr(optimizer, "_distribution_strategy", None)
     strategies = [own]
-    for variable in _variables(optimizer, trainable_variables):
+    for variable in variables_of(optimizer, trainable_variables):
         value = getattr(variable, "_value", variable)
         strategies.append(strategy_of(value))
         if hooks_of(own) is not None and strategies[-1] is not own:

@@ -8,6 +8,8 @@ from typing import Any
 
 import keras
 
+from tfdist.strategies.keras_hooks.replicas.warned import warn_once
+
 _log = logging.getLogger("tfdist")
 
 
@@ -162,18 +164,14 @@ def warn_of_no_shards(model: str, variables: Sequence[Any], distribution: Any, m
         distribution: the current `keras.distribution.ModelParallel`.
         mesh: the devices.
     """
-    if not isinstance(distribution, keras.distribution.ModelParallel) or mesh.axis is None or model in _warned_models:
+    if not isinstance(distribution, keras.distribution.ModelParallel) or mesh.axis is None:
         return
     trainable = [variable for variable in variables if variable.trainable]
     layouts = [variable._layout for variable in variables] + [distribution.get_variable_layout(each) for each in trainable]
     if not trainable or any(layout is not None and mesh.axis in layout.axes for layout in layouts):
         return
-    _warned_models.add(model)
-    _log.warning(
+    warn_once(
         "the layout map shards no variable of %s along %r: a pattern has to match a whole path, such as %s; begin it with .*, "
         "for example",
         *(model, mesh.axis, trainable[0].path),
     )
-
-
-_warned_models: set[str] = set()

@@ -67,7 +67,7 @@ def _unary(original: Operation, x: Any) -> Any:
 def _sum(original: Operation, x: Any, axis: Any = None, keepdims: bool = False) -> Any:
     x = operand(x)
     if isinstance(x, SplitTensor) and axis is None and not keepdims:
-        return x.added([original(part) for _, part in x.placed()])
+        return x.added(lambda _, part: original(part))
     return original(whole(x), axis, keepdims)
 
 
@@ -78,7 +78,7 @@ def matmul(original: Operation, x1: Any, x2: Any) -> Any:
         rank, place, parts = len(x1.shape), x2.axis - x2.rank, None  # From the right, as stacks of matrices are broadcast.
         if place == -2:  # By rows: the products are partial sums.
             summed = _parts_along(x1, rank - 1, x2)
-            return _added(x2, lambda number, part: original(summed[number], part))
+            return x2.added(lambda number, part: original(summed[number], part))
         if place == -1 or rank < -place or x1.shape[place] == 1:  # By columns, or one factor for all matrices of a stack.
             parts = x2.shared(whole(x1))
         elif x1.shape[place] == x2.shape[place]:
@@ -116,7 +116,7 @@ def einsum(original: Operation, subscripts: str, *operands: Any, **kwargs: Any) 
 
     if letter in result:
         return values[leader].on_parts(on_part, axis=result.index(letter))
-    return _added(values[leader], on_part)
+    return values[leader].added(on_part)
 
 
 def _letters(subscripts: str, shapes: list[Any]) -> tuple[list[str] | None, str]:
@@ -181,7 +181,7 @@ def _conv(original: Operation, inputs: Any, kernel: Any, *args: Any, **kwargs: A
             return kernel.on_parts(lambda number, part: original(pixels[number], part, *args, **kwargs), axis=channels)
     elif kernel.axis == kernel.rank - 2 and kernel.shape[-2] == inputs.shape[channels]:
         parts = _parts_along(inputs, channels, kernel)
-        return _added(kernel, lambda number, part: original(parts[number], part, *args, **kwargs))
+        return kernel.added(lambda number, part: original(parts[number], part, *args, **kwargs))
     raise ValueError(
         f"a convolution with a kernel of shape {kernel.shape}, {inputs.shape[channels]} channels and shards along axis "
         f"{kernel.axis} cannot compute on shards; shard it along its last axis (filters) or the one before (channels), "
@@ -243,8 +243,3 @@ def _parts_along(value: Any, axis: int, split: SplitTensor) -> Any:
         return value.parts
     dense = tf.sparse.to_dense(value) if isinstance(value, tf.SparseTensor) else tf.convert_to_tensor(whole(value))
     return split.cut(dense, axis)
-
-
-def _added(split: SplitTensor, function: Callable[[int, Any], Any]) -> Any:
-    """Returns the sum, on the current device, of what a function computes on the device of each part."""
-    return split.added([function(number, part) for number, part in split.placed()])

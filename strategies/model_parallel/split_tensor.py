@@ -4,7 +4,6 @@ Operations that know it compute on the parts (`rules.py`, and TensorFlow's dispa
 tensor, by a concatenation: the result is right, and no longer split.
 """
 
-import abc
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Union
@@ -100,9 +99,9 @@ class SplitTensor(tf.experimental.ExtensionType, tf.__internal__.types.Tensor): 
             value = task_span.current().enter(tf.convert_to_tensor(value))
         return [value] * len(self.parts)
 
-    def added(self, summands: Sequence[Any]) -> Any:
-        """Returns the sum of one summand for each part, of all tasks, on the current device."""
-        total = tf.add_n(summands)
+    def added(self, function: Callable[[int, Any], Any]) -> Any:
+        """Returns the sum of what a function computes of all parts (`on_parts`), of all tasks, on the current device."""
+        total = tf.add_n([function(number, part) for number, part in self.placed()])
         return task_span.current().add(total) if self.others else total
 
     def meets(self, other: "SplitTensor") -> bool:
@@ -144,29 +143,13 @@ class SplitTensor(tf.experimental.ExtensionType, tf.__internal__.types.Tensor): 
             function: gets the number of the part and the part.
             axis: the axis of the result that is split; that of this tensor by default.
         """
-        parts = []
-        for number, part in self.placed():
-            parts.append(function(number, part))
-        return self.with_parts(parts, axis)
+        return self.with_parts([function(number, part) for number, part in self.placed()], axis)
 
     def placed(self) -> Iterator[tuple[int, Any]]:
         """Yields the number and value of each part, with the part's device as the current one, and that of gradients."""
         for number, (device, part) in enumerate(zip(self.devices, self.parts, strict=True)):
             with with_gradients(device):
                 yield number, part
-
-
-class Splittable(abc.ABC):
-    """A variable that can be read in parts: the base of `SplitVariable`."""
-
-    @property
-    @abc.abstractmethod
-    def is_shard(self) -> bool:
-        """Whether it stands for one of its shards in this thread."""
-
-    @abc.abstractmethod
-    def as_split(self) -> SplitTensor:
-        """Returns the value in its parts, each read on its device."""
 
 
 def _convert(value: SplitTensor, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> Any:
@@ -184,7 +167,7 @@ def operand(value: Any) -> Any:
     The value of a variable of Keras is in the dtype in which its layer computes.
     """
     inner = value._value if isinstance(value, KerasVariable) and not in_stateless_scope() else value
-    if not isinstance(inner, Splittable) or inner.is_shard:
+    if not hasattr(type(inner), "as_split") or inner.is_shard:  # A `SplitVariable` has it. Its file imports this one.
         return value
     return inner.as_split() if inner is value else value._maybe_autocast(inner.as_split())
 

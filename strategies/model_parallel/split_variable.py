@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.same_rows import are_positions
 from tfdist.strategies.model_parallel import moves, task_span
-from tfdist.strategies.model_parallel.split_tensor import Splittable, SplitTensor, own_pieces
+from tfdist.strategies.model_parallel.split_tensor import SplitTensor, own_pieces
 from tfdist.strategies.private_api import CompositeTensorGradient, register_tensor_conversion
 from tfdist.strategies.variable_base import InShards, rows_by_part
 
@@ -199,5 +199,4 @@ class SplitVariable(InShards):
         return self
 
 
-Splittable.register(SplitVariable)
 register_tensor_conversion(SplitVariable, lambda v, dtype=None, name=None, as_ref=False: v.value())

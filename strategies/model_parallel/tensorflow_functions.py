@@ -102,7 +102,7 @@ def _embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: Any = N
 
 
 def _sum(input_tensor: Any, axis: Any = None, keepdims: bool = False, name: Any = None) -> Any:
-    return _NOT_SUPPORTED if axis is not None or keepdims else _added(tf.reduce_sum, operand(input_tensor))
+    return _NOT_SUPPORTED if axis is not None or keepdims else operand(input_tensor).added(lambda _, part: tf.reduce_sum(part))
 
 
 def _concat(values: Any, axis: Any, name: Any = "concat") -> Any:
@@ -115,12 +115,8 @@ def _reshape(tensor: Any, shape: Any, name: Any = None) -> Any:
     return _NOT_SUPPORTED if found is None else found
 
 
-def _added(function: Callable[[Any], Any], x: Any) -> Any:
-    return x.added([function(part) for _, part in x.placed()])
-
-
 def _l2_loss(t: Any, name: Any = None) -> Any:
-    return _added(tf.nn.l2_loss, operand(t))
+    return operand(t).added(lambda _, part: tf.nn.l2_loss(part))
 
 
 _ELEMENTWISE = (

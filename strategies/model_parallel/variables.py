@@ -1,14 +1,14 @@
 """Creates the variables that a layout map names as `SplitVariable`s."""
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.strategies.attributes import replaced
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.model_parallel import optimizer, rules, tensorflow_functions
 from tfdist.strategies.model_parallel.layouts import sharded_axis
@@ -52,15 +52,6 @@ def current_column() -> Column | None:
     return _current.column
 
 
-@contextlib.contextmanager
-def _creating(column: Column) -> Iterator[None]:
-    outer, _current.column = _current.column, column
-    try:
-        yield
-    finally:
-        _current.column = outer
-
-
 def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None:
     extended = tf.distribute.get_strategy().extended
     mesh = getattr(extended, "mesh", None)
@@ -81,7 +72,7 @@ def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None
         begin = extended.of_chief(begin)
     parts = []
     for number, piece in enumerate(own_pieces(begin, mesh.count, axis, mesh.own)):
-        with _creating(Column(number, tuple(devices[number] for devices in mesh.replicas))):
+        with replaced(_current, column=Column(number, tuple(devices[number] for devices in mesh.replicas))):
             part = tf.Variable(
                 lambda piece=piece: piece,
                 dtype=variable._dtype,

@@ -35,8 +35,7 @@ def install() -> None:
         apply.patch(_apply)
     patches.ACCUMULATE.patch(_accumulate)
     patches.RESET_ACCUMULATORS.patch(_reset_accumulators)
-    if patches.FINITE_GRADIENTS is not None:
-        patches.FINITE_GRADIENTS.patch(_handle_finite_gradients)
+    patches.FINITE_GRADIENTS.patch(_handle_finite_gradients)
     patches.NEXT_SEED.patch(_next_seed)
 
 
@@ -65,7 +64,6 @@ class NextNumber:
 
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> Any:
         """Makes TensorFlow and Keras take the number as a tensor."""
-        del name
         return self.value if dtype is None else tf.cast(self.value, dtype)
 
     @property
@@ -77,7 +75,6 @@ class NextNumber:
 
     def assign_add(self, value: Any) -> None:
         """Takes the number if nothing has read it: that adds 1 to the counter."""
-        del value
         _ = self.value
 
     def assign(self, value: Any) -> None:
@@ -106,7 +103,6 @@ class TakenSums:
 
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> Any:
         """Makes TensorFlow take the sum as a tensor."""
-        del name
         variable = unwrapped(self.accumulator._value)
         if not _is_first():  # The first replica makes the update.
             return tf.zeros(variable.shape, dtype or variable.dtype)

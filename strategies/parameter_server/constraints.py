@@ -6,17 +6,18 @@ between would be lost. Here the ps computes it, while other groups wait to updat
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.strategies.attributes import replaced
 from tfdist.strategies.coordinator.extended import unwrapped
-from tfdist.strategies.keras_hooks.optimizer import with_inner
+from tfdist.strategies.keras_hooks.optimizer import variables_of, with_inner
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.parameter_server.placement import ServerExtended, extended_of
-from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
+from tfdist.strategies.parameter_server.variables import is_on_ps
 from tfdist.strategies.private_api import patches
 
 _log = logging.getLogger("tfdist")
@@ -39,7 +40,7 @@ def warn_of_lost_updates(model: Any, extended: ServerExtended) -> None:
         return
     layers = [each for each in model._flatten_layers() if isinstance(each, keras.layers.SpectralNormalization)]
     names = [f"{each.path}, a SpectralNormalization," for each in layers]
-    names += [f"the constraint of {each.path}" for each in model.trainable_variables if each.constraint and not _is_on_ps(each)]
+    names += [f"the constraint of {each.path}" for each in model.trainable_variables if each.constraint and not is_on_ps(each)]
     if names:
         _log.warning(
             "the training of %s loses updates: %s assigns a whole weight in each step, and what another worker group adds "
@@ -50,48 +51,28 @@ def warn_of_lost_updates(model: Any, extended: ServerExtended) -> None:
 
 def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
     trainable_variables = None if trainable_variables is None else list(trainable_variables)  # It may be a generator.
-    pairs = zip(grads, _variables(optimizer, trainable_variables), strict=False)
+    pairs = zip(grads, variables_of(optimizer, trainable_variables), strict=False)
     constrained = [(v, v.constraint) for gradient, v in pairs if gradient is not None and _is_constrained_there(optimizer, v)]
     if not constrained:
         return original(optimizer, grads, trainable_variables)
-    with _without_constraints([variable for variable, _ in constrained]):
+    with contextlib.ExitStack() as without_constraints:
+        for variable, _ in constrained:
+            without_constraints.enter_context(replaced(variable, constraint=None))
         result = original(optimizer, grads, trainable_variables)
     for variable, constraint in constrained:
         _constrain(optimizer._distribution_strategy.extended, unwrapped(variable._value), constraint)
     return result
 
 
-def _variables(optimizer: Any, trainable_variables: list[Any] | None) -> Sequence[Any]:
-    if trainable_variables is None:
-        return optimizer._trainable_variables if optimizer.built else ()
-    return trainable_variables
-
-
 def _is_constrained_there(optimizer: Any, variable: Any) -> bool:
     """Returns whether the ps has to apply the constraint of a variable after an update that is traced."""
-    if getattr(variable, "constraint", None) is None or not _is_on_ps(variable) or tf.executing_eagerly():
+    if getattr(variable, "constraint", None) is None or not is_on_ps(variable) or tf.executing_eagerly():
         return False
     extended = extended_of(optimizer)
     if extended is None or not extended.has_several_groups or len(with_inner(optimizer)) > 1:
         return False  # An optimizer inside of another one makes the update.
     replica = replica_context.current()  # The first replica makes the updates of its group.
     return replica is None or (replica.index == 0 and not replica_context.is_trial())
-
-
-def _is_on_ps(variable: Any) -> bool:
-    return isinstance(unwrapped(variable._value), ServerVariable | ShardedVariable)
-
-
-@contextlib.contextmanager
-def _without_constraints(variables: Sequence[Any]) -> Iterator[None]:
-    before = [variable.constraint for variable in variables]
-    for variable in variables:
-        variable.constraint = None
-    try:
-        yield
-    finally:
-        for variable, constraint in zip(variables, before, strict=True):
-            variable.constraint = constraint
 
 
 def _constrain(extended: ServerExtended, variable: Any, constraint: Callable[[Any], Any]) -> None:

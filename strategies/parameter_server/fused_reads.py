@@ -19,6 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.attributes import replaced
 from tfdist.strategies.coordinator.calls.tensor_fusion import flatten, is_small, unflatten
 from tfdist.strategies.parameter_server.whole_tables import TableReads
 from tfdist.strategies.private_api import (
@@ -48,11 +49,8 @@ def install() -> None:
 
 def _vectorized_map(original: Callable[..., Any], fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     def noted(*each: Any) -> Any:
-        _vectorized.depth += 1
-        try:
+        with replaced(_vectorized, depth=_vectorized.depth + 1):
             return fn(*each)
-        finally:
-            _vectorized.depth -= 1
 
     return original(noted, *args, **kwargs)
 
@@ -144,14 +142,9 @@ class StepReads:
                 replica.values[id(variable)] = [_Value(piece, replica.graph, _writes(variable, replica.graph))]
         self._replicas[threading.get_ident()] = replica
 
-    @contextlib.contextmanager
-    def updating(self, device: str) -> Iterator[None]:
+    def updating(self, device: str) -> contextlib.AbstractContextManager[None]:
         """Makes an update on `device` read the variables of that device in place."""
-        outer, self._updated_device = self._updated_device, device
-        try:
-            yield
-        finally:
-            self._updated_device = outer
+        return replaced(self, _updated_device=device)
 
     def value_of(self, variable: Any) -> Any:
         """Returns the value of `variable` that the replica has read, and reads it the first time; known to gradient tapes.

@@ -1,14 +1,10 @@
 """`ParameterServerHooks`: what Keras' loop asks of `parameter_server`."""
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 from tfdist.strategies.coordinator.calls.group_step import GroupStep, PredictionOutputs
 from tfdist.strategies.coordinator.hooks import CoordinatorHooks
-from tfdist.strategies.coordinator.members import made_before
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.inputs.input_feed import FedDataset
 from tfdist.strategies.keras_hooks import trainer
@@ -16,40 +12,21 @@ from tfdist.strategies.parameter_server import constraints
 from tfdist.strategies.parameter_server.training_loop import StepFunction, Steps, fused_reads_of
 from tfdist.strategies.parameter_server.turns import Turns
 
-_OWN_LOOP = (
-    "a training loop of your own runs on the chief alone under parameter_server, and the workers idle; "
-    "put the step into train_step and call fit, so that the workers make the steps, or schedule functions that call "
-    "strategy.run with TensorFlow's ClusterCoordinator"
-)
-
-_log = logging.getLogger("tfdist")
-
 
 class ParameterServerHooks(CoordinatorHooks):
     """`KerasHooks` of `parameter_server`."""
 
-    def __init__(self, strategy: Any) -> None:
-        super().__init__(strategy, "parameter_server", "XLA has no access to variables of another task")
-        self._has_own_loop = False
-
-    def check_own_loop(self) -> None:
-        """See `KerasHooks`. The chief makes the update; warns once. Raises ValueError if the model is partitioned.
-
-        Not so in a function that `ClusterCoordinator` schedules: a worker runs it.
-        """
-        self._check_not_partitioned(_OWN_LOOP)
-        if not self._has_own_loop and not self._strategy.extended._being_scheduled:
-            self._has_own_loop = True
-            _log.warning("%s", _OWN_LOOP)
-
-    def check_data(self, data: Any) -> None:
-        """See `KerasHooks`. Raises ValueError for data that workers would read, or that are lost."""
-        made_before.check_data(data)
-        if isinstance(data, tf.distribute.DistributedDataset):
-            raise ValueError(
-                "under parameter_server the chief reads the data and hands the batches out, and this is data that workers "
-                "read; give it the tf.data.Dataset itself, or choose hogwild, where worker groups read their own."
-            )
+    name = "parameter_server"
+    no_xla = "XLA has no access to variables of another task"
+    own_loop = (
+        "a training loop of your own runs on the chief alone under parameter_server, and the workers idle; "
+        "put the step into train_step and call fit, so that the workers make the steps, or schedule functions that call "
+        "strategy.run with TensorFlow's ClusterCoordinator"
+    )
+    distributed = (
+        "under parameter_server the chief reads the data and hands the batches out, and this is data that workers read; give "
+        "it the tf.data.Dataset itself, or choose hogwild, where worker groups read their own."
+    )
 
     def batch_source(self, dataset: Any) -> FedDataset:
         """See `KerasHooks`. The chief reads the data."""

@@ -16,8 +16,8 @@ from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.parameter_server import fused_adam, fused_reads
 from tfdist.strategies.parameter_server.placement import ServerExtended, extended_of
 from tfdist.strategies.parameter_server.relative_assigns import Change
-from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
-from tfdist.strategies.private_api import KerasVariable, in_stateless_scope, patches
+from tfdist.strategies.parameter_server.variables import ServerVariable, is_on_ps
+from tfdist.strategies.private_api import KerasVariable, patches
 from tfdist.strategies.variable_base import shard_scope, take_rows
 
 
@@ -115,7 +115,7 @@ def _update_averages(original: Callable[..., Any], optimizer: Any, trainable_var
     with extended.elementwise_updates(True):
         for variable, average in zip(trainable_variables, optimizer._model_variables_moving_average, strict=True):
             if optimizer.use_ema and average is not None:
-                if has_begun and _is_on_ps(average):
+                if has_begun and is_on_ps(average):
                     update, momentum = _average_of_groups, float(optimizer.ema_momentum)
                 else:
                     update, momentum = _average, tf.cast(begun * optimizer.ema_momentum, variable.dtype)
@@ -161,7 +161,7 @@ def _decay_of_muon(original: Callable[..., Any], optimizer: Any, variables: Any)
 
 def _in_place(method: str) -> Callable[..., Any]:
     def assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-        if not _is_on_ps(variable) or replica_context.is_trial():
+        if not is_on_ps(variable) or replica_context.is_trial():
             return original(variable, value)
         _note(variable)
         return getattr(variable._value, method)(_broadcast(value, variable._value))
@@ -188,21 +188,17 @@ def _note(variable: Any) -> None:
 
 def _sparse_read(variable: Any, indices: Any, name: str | None = None) -> Any:
     """Makes `tf.gather`, and with it Keras' Embedding, look up rows on the ps. Keras would read the whole table each step."""
-    if not _is_on_ps(variable):
+    if not is_on_ps(variable):
         raise AttributeError("sparse_read")  # Makes tf.gather treat the variable as any tensor.
     return variable._maybe_autocast(unwrapped(variable._value).sparse_read(indices, name=name))
 
 
 def _take(original: Callable[..., Any], x: Any, indices: Any, axis: int | None = None) -> Any:
     """Looks up rows of a table on the ps as Keras does. Keras would read the table whole to learn how many rows it has."""
-    if not (isinstance(x, KerasVariable) and _is_on_ps(x) and len(x.shape) == 2 and axis == 0):
+    if not (isinstance(x, KerasVariable) and is_on_ps(x) and len(x.shape) == 2 and axis == 0):
         return original(x, indices, axis)
 
     def look_up(numbers: Any) -> Any:
         return tf.gather(x, tf.where(numbers < 0, numbers + tf.cast(x.shape[0], numbers.dtype), numbers), axis=0)
 
     return take_rows(look_up, indices)
-
-
-def _is_on_ps(variable: Any) -> bool:
-    return not in_stateless_scope() and isinstance(unwrapped(variable._value), ServerVariable | ShardedVariable)

@@ -7,11 +7,12 @@ loads.
 import contextlib
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.attributes import replaced
 from tfdist.strategies.coordinator.critical_section import critical_section
 from tfdist.strategies.coordinator.extended import GroupExtended, SharedByReplicas, unwrapped, update_on
 from tfdist.strategies.coordinator.members.worker_groups import WorkerGroup
@@ -32,29 +33,21 @@ class ServerExtended(GroupExtended):
     """`tf.distribute.StrategyExtended` of `parameter_server`.
 
     Attributes:
+        has_several_groups: whether worker groups make steps at the same time.
         group_number: in a function that is traced, the number of the group that runs it, int32 scalar; None of a single group.
     """
 
     group_number: Any = None
 
     def __init__(self, strategy: Any, resolver: Any, groups: Sequence[WorkerGroup]) -> None:
+        self.has_several_groups = len(groups) > 1
         super().__init__(strategy, resolver, groups)
         self._tfdist_bytes = [0] * self._num_ps
         self._tfdist_elementwise = False
 
-    @property
-    def has_several_groups(self) -> bool:
-        """Whether worker groups make steps at the same time."""
-        return self._tfdist_groups > 1
-
-    @contextlib.contextmanager
-    def in_group(self, number: Any = None) -> Iterator[None]:
+    def in_group(self, number: Any = None) -> contextlib.AbstractContextManager[None]:
         """Sets `group_number` while a function of a group is traced."""
-        self.group_number = number
-        try:
-            yield
-        finally:
-            self.group_number = None
+        return replaced(self, group_number=number)
 
     # Creating variables.
 
@@ -123,14 +116,9 @@ class ServerExtended(GroupExtended):
 
     # Updating variables.
 
-    @contextlib.contextmanager
-    def elementwise_updates(self, elementwise: bool) -> Iterator[None]:
+    def elementwise_updates(self, elementwise: bool) -> contextlib.AbstractContextManager[None]:
         """Says whether the functions passed to `update` treat each element by itself, so that each shard is updated alone."""
-        outer, self._tfdist_elementwise = self._tfdist_elementwise, elementwise
-        try:
-            yield
-        finally:
-            self._tfdist_elementwise = outer
+        return replaced(self, _tfdist_elementwise=elementwise)
 
     def shared(self, variable: Any, aggregation: Any) -> Any:
         """See `GroupExtended`."""
@@ -182,7 +170,6 @@ class ServerExtended(GroupExtended):
             return result if group else tf.nest.map_structure(self._local_results, result)
 
         def update(shard: Any, function: Any, args: Any, kwargs: Any, group: bool) -> Any:
-            del group
             return _update_on_ps(shard.device, shard, function, args, kwargs)
 
         return on_shards(update, variable, fn, args, kwargs, group)

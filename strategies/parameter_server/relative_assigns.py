@@ -9,7 +9,6 @@ trained asynchronously, and the coefficient keeps them stable: the sum of many g
 be. For any other function of the old value a warning names the variable.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.critical_section import change_section
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.keras_hooks.replicas import replica_context
+from tfdist.strategies.keras_hooks.replicas.warned import warn_once
 from tfdist.strategies.parameter_server import fused_reads
 
 _SAME = ("Identity", "StopGradient", "PreventGradient", "CheckNumerics", "EnsureShape", "Snapshot", "Reshape")
@@ -26,9 +26,6 @@ _SAME = ("Identity", "StopGradient", "PreventGradient", "CheckNumerics", "Ensure
 
 _IN_ONE_OPERATION = (tf.float32, tf.float64)
 """The dtypes of which TensorFlow scales and adds to a variable in one operation."""
-
-_log = logging.getLogger("tfdist")
-_warned: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,6 @@ class Change:
             coefficient: `coefficient` there, if it is that of a shard.
             **kwargs: not used; what TensorFlow passes to an assignment.
         """
-        del kwargs
         rest = self.rest if rest is None else rest
         coefficient = self.coefficient if coefficient is None else coefficient
         if isinstance(coefficient, float) and coefficient == 1:
@@ -138,9 +134,8 @@ def note_change(variable: Any, change: str) -> None:
         return
     changes = replica.summed.setdefault(id(variable), set())
     changes.add(change)
-    if len(changes) > 1 and variable.name not in _warned:
-        _warned.add(variable.name)
-        _log.warning(
+    if len(changes) > 1:
+        warn_once(
             "a step adds to %s and also sets it to another value: what another worker group adds meanwhile is lost, or counts "
             "twice. Accumulate gradients with the optimizer (gradient_accumulation_steps), or use one worker group",
             variable.name,
@@ -175,13 +170,11 @@ def _is_trained(replica: Any, variable: Any) -> bool:
 def _warn(replica: Any, variable: Any) -> None:
     of_keras = _variable_of_keras(replica, variable)
     name = variable.name if of_keras is None else of_keras.path
-    if name not in _warned:
-        _warned.add(name)
-        _log.warning(
-            "a step assigns %s a value that it computes from the old one, and what another worker group assigns meanwhile is "
-            "lost. Use assign_add, or one worker group",
-            name,
-        )
+    warn_once(
+        "a step assigns %s a value that it computes from the old one, and what another worker group assigns meanwhile is lost. "
+        "Use assign_add, or one worker group",
+        name,
+    )
 
 
 class _Affine:

@@ -48,7 +48,6 @@ class RowAccess(InShards):
         shrink_axis_mask: Any,
     ) -> Any:
         """Assigns `variable[slice]`. A slice of whole rows travels alone; of another one the rows are read and written back."""
-        del name
         value = tf.convert_to_tensor(value, self.dtype)
         begin, end, strides = map(tf.convert_to_tensor, (begin, end, strides))
         dimensions = begin.shape[0]
@@ -84,7 +83,6 @@ class RowAccess(InShards):
     # Each shard changes the rows that it holds.
 
     def _scatter(self, method: str, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
-        del use_locking, name
         if not isinstance(sparse_delta, tf.IndexedSlices):
             raise TypeError(f"{method} of {self._name} takes tf.IndexedSlices, and not {type(sparse_delta).__name__}")
         values = tf.convert_to_tensor(sparse_delta.values, self.dtype)
@@ -101,7 +99,6 @@ class RowAccess(InShards):
         return self._write(method, tf.IndexedSlices(values, rows))
 
     def _scatter_nd(self, method: str, indices: Any, updates: Any, name: Any = None) -> Any:
-        del name
         indices = tf.convert_to_tensor(indices)
         if indices.shape[-1] != 1:
             raise NotImplementedError(

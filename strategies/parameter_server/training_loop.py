@@ -53,7 +53,6 @@ class Steps:
 
     def schedule(self, iterator: Any, are_read: bool) -> bool:
         """See `coordinator.training_loop.Steps`."""
-        del are_read
         batches = iterator.take(self._model.steps_per_execution)
         if batches:
             self._schedule(batches, iterator.owner.element_spec, iterator)
@@ -117,17 +116,15 @@ class StepProgram(GroupProgram):
 
     def run(self, variant: Any, devices: tuple[str, ...], data: Any, stacked: bool, *arguments: Any) -> Any:
         """See `GroupProgram`. Returns the result of the last step."""
-        del variant
         with self._extended.in_group(*arguments):
             outputs, shares = self._loop(devices, data) if stacked else self._step.run(devices, data)
-            return self._step.result(devices, outputs, shares)
+            return self._step.result(outputs, shares)
 
     def _loop(self, devices: tuple[str, ...], data: Any) -> tuple[list[Any], list[Any]]:
         count = tf.shape(tf.nest.flatten(data)[0])[0]
         width = len(devices)
 
         def body(number: tf.Tensor, before: Any, shares: Any) -> Any:
-            del before, shares
             outputs, shares = self._step.run(devices, tf.nest.map_structure(lambda value: value[number], data))
             return number + 1, outputs, shares
 

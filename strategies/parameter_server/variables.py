@@ -10,11 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.parameter_server import fused_reads
 from tfdist.strategies.parameter_server.relative_assigns import change_of, note_change
 from tfdist.strategies.parameter_server.row_access import RowAccess
 from tfdist.strategies.private_api import (
     CachingVariable,
+    in_stateless_scope,
     record_operation,
     register_tensor_conversion,
     stop_recording,
@@ -79,13 +81,8 @@ class ServerVariable(CachingVariable):
         indices = tf.convert_to_tensor(indices)
         with stop_recording():
             found = tf.cast(self.read_rows(indices, True), self.dtype)
-            flat, shape = tf.reshape(indices, [-1]), tf.constant(self.shape.as_list(), tf.int64)
-
-        def gradient(change: Any) -> list[Any]:
-            rows = tf.concat([[-1], tf.constant(self.shape[1:].as_list(), tf.int32)], axis=0)
-            return [tf.IndexedSlices(tf.reshape(change, rows), flat, shape)]
-
-        record_operation("ResourceGather", [found], [self.handle], gradient)
+            flat = tf.reshape(indices, [-1])
+        record_operation("ResourceGather", [found], [self.handle], _gradient_of_rows(flat, self.shape))
         return found
 
     def gather_nd(self, indices: Any, name: Any = None) -> Any:
@@ -161,6 +158,16 @@ for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__", "__getitem_
 ServerVariable.__getitem__ = tf.Variable.__getitem__  # A slice of it can be assigned.
 
 
+def _gradient_of_rows(rows: Any, shape: tf.TensorShape) -> Callable[[Any], list[Any]]:
+    """Returns the gradient of a lookup of rows, int of shape [n], in a variable of this shape."""
+
+    def gradient(change: Any) -> list[Any]:
+        change = tf.reshape(change, [-1, *shape[1:].as_list()])
+        return [tf.IndexedSlices(change, rows, tf.constant(shape.as_list(), tf.int64))]
+
+    return gradient
+
+
 class ShardedVariable(RowAccess):
     """A variable whose rows are sharded over several ps tasks.
 
@@ -216,7 +223,6 @@ class ShardedVariable(RowAccess):
         Raises:
             tf.errors.InvalidArgumentError: when the function runs, if a row does not exist.
         """
-        del name
         if self._here is not None:
             return self._here.sparse_read(indices)
         reads = fused_reads.current()
@@ -235,13 +241,7 @@ class ShardedVariable(RowAccess):
             shape = tf.concat([tf.shape(indices), tf.constant(self._shape[1:].as_list(), tf.int32)], axis=0)
             found = tf.ensure_shape(tf.reshape(found, shape), indices.shape.concatenate(self._shape[1:]))
             found = reads.guarded(self, found)
-            dense_shape = tf.constant(self._shape.as_list(), tf.int64)
-
-        def gradient(change: Any) -> list[Any]:
-            change = tf.reshape(change, tf.concat([[-1], tf.constant(self._shape[1:].as_list(), tf.int32)], axis=0))
-            return [tf.IndexedSlices(change, flat, dense_shape)]
-
-        record_operation("ResourceGather", [found], [self.handle], gradient)
+        record_operation("ResourceGather", [found], [self.handle], _gradient_of_rows(flat, self._shape))
         return found
 
     def split(self, value: Any) -> list[Any]:
@@ -276,3 +276,8 @@ class ShardedVariable(RowAccess):
 
 
 register_tensor_conversion(ShardedVariable, lambda v, dtype=None, name=None, as_ref=False: v.value())
+
+
+def is_on_ps(variable: Any) -> bool:
+    """Returns whether ps tasks hold the value of a variable of Keras."""
+    return not in_stateless_scope() and isinstance(unwrapped(variable._value), ServerVariable | ShardedVariable)

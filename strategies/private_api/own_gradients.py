@@ -33,7 +33,6 @@ def register(name: str, gradient: Function) -> None:
 
     @tf.RegisterGradient(name)  # type: ignore[untyped-decorator]
     def _(operation: Any, of_result: Any, of_input: Any) -> list[Any]:
-        del operation, of_input
         return [None, gradient(of_result)]
 
 

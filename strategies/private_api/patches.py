@@ -260,7 +260,7 @@ ACCUMULATE = PatchPoint(
 RESET_ACCUMULATORS = PatchPoint(
     TFOptimizer, "_backend_reset_gradient_accumulators", "self", "What another group has added meanwhile is kept."
 )
-FINITE_GRADIENTS = LossScaleOptimizer and PatchPoint(
+FINITE_GRADIENTS = PatchPoint(
     LossScaleOptimizer,
     "_stateful_handle_finite_grads",
     "self, grads, trainable_variables",

@@ -131,6 +131,5 @@ class _Keys:
 
     def get_instance_key(self, group_key: int, device: str) -> int:
         """See TensorFlow's `CollectiveKeys`."""
-        del group_key, device
         self._first = self._first or next(self._firsts)
         return self._first + next(self._calls) % CYCLE

@@ -1,7 +1,6 @@
 """How far `fit` is: the chief writes it to a file twice a second, for the launcher's live view and its watchdog."""
 
 import contextlib
-import json
 import os
 import time
 from collections import deque
@@ -11,6 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+
+from tfdist.json_values import replace_file
 
 SUFFIX = ".progress"
 """The file is beside the report (run_summary.py), with this at the end of its name."""
@@ -154,9 +155,7 @@ class FitProgress(keras.callbacks.Callback):
             "parameters": self._parameters,
         }
         try:
-            with open(f"{self._path}.part", "w", encoding="utf-8") as file:
-                json.dump(values, file)
-            os.replace(f"{self._path}.part", self._path)
+            replace_file(self._path, values)
         except OSError:
             return False  # A full disk does not end the training.
         return True

@@ -5,9 +5,7 @@ until then, without validation, and without the callbacks that report, write fil
 """
 
 import functools
-import json
 import logging
-import os
 import time
 import types
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
@@ -17,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.json_values import replace_file
 from tfdist.strategies.inputs import worker_input
 from tfdist.strategies.keras_hooks.callbacks import listed
 
@@ -161,9 +160,7 @@ class MeasuredFit(keras.callbacks.Callback):
         self._variables = self._variables or variables_of(self.model)
         values = {"batch": examples, "batch_bytes": size, "variables": self._variables, "steps": self._steps}
         values["epoch"] = (self.params or {}).get("steps")
-        with open(f"{self._path}.part", "w", encoding="utf-8") as file:
-            json.dump(values, file)
-        os.replace(f"{self._path}.part", self._path)
+        replace_file(self._path, values)
 
 
 def variables_of(model: Any) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TypeVar
 
 from tfdist.cluster import Task
 from tfdist.strategies.runtime.deadline import Deadline
@@ -19,6 +20,7 @@ LOG_SECONDS = 10.0
 ANSWER_SECONDS = 5.0
 """How long one question to a task may take. Then it is asked again."""
 
+_Each = TypeVar("_Each")
 
 _failures: dict[str, str] = {}
 """Why tasks will not start, by their addresses."""
@@ -71,9 +73,9 @@ def is_listening(task: Task, timeout: float = 1.0) -> bool:
     return True
 
 
-def in_parallel(function: Callable[[Task], object], tasks: Iterable[Task], deadline: Deadline) -> None:
-    """Calls `function` for each task, in a thread for each, and waits for the calls until `deadline`."""
-    threads = [threading.Thread(target=function, args=(task,), name="tfdist-peers", daemon=True) for task in tasks]
+def in_parallel(function: Callable[[_Each], object], each: Iterable[_Each], deadline: Deadline) -> None:
+    """Calls `function` for each task or group, in a thread for each, and waits for the calls until `deadline`."""
+    threads = [threading.Thread(target=function, args=(one,), name="tfdist-peers", daemon=True) for one in each]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -52,6 +52,9 @@ class SaveOnSignal(keras.callbacks.Callback):
     beginning of the epoch, with the weights of the backup, as with `save_freq=1`.
 
     Under multi_worker_mirrored the chief's signal makes all tasks save, after the step that follows.
+
+    Attributes:
+        backups: functions that save, one for each backup.
     """
 
     tfdist_reads_batches = False  # See keras_hooks/trainer.py. BackupAndRestore reads them.
@@ -65,7 +68,7 @@ class SaveOnSignal(keras.callbacks.Callback):
         """
         super().__init__()
         each = listed(callbacks)
-        self._backups = [save for one in each if (save := _function_to_save(one)) is not None]
+        self.backups = [save for one in each if (save := _function_to_save(one)) is not None]
         self._waits = [wait for one in each if (wait := getattr(one, "wait_for_save", None)) is not None]
         self._frequent = [save for one in each if _is_frequent(one) and (save := _function_to_save(one)) is not None]
         self._late: set[int] = set()
@@ -76,14 +79,9 @@ class SaveOnSignal(keras.callbacks.Callback):
         self._before: dict[int, Any] = {}
         self._process = os.getpid()
 
-    @property
-    def has_backups(self) -> bool:
-        """Whether there is something to save."""
-        return bool(self._backups)
-
     def on_train_begin(self, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""
-        if not self._backups or threading.current_thread() is not threading.main_thread():
+        if not self.backups or threading.current_thread() is not threading.main_thread():
             return
         hooks = hooks_of(getattr(self.model, "distribute_strategy", None))
         self._requests = None if hooks is None else hooks.save_requests
@@ -105,13 +103,13 @@ class SaveOnSignal(keras.callbacks.Callback):
         if self._requests is not None:
             if self._received:
                 self._requests.make(ends=signal.SIGTERM in self._received)
-            if not self._backups or not self._requests.is_due():
+            if not self.backups or not self._requests.is_due():
                 return
             self._is_last = self._is_last or self._requests.ends()
         elif not self._received:
             return
         received, self._received = self._received, set()
-        saved = [save(batch) for save in self._backups]
+        saved = [save(batch) for save in self.backups]
         if not self._saves:
             return
         if any(each is False for each in saved):
@@ -217,7 +215,7 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
     given = bound.arguments.get("callbacks")
     saver = SaveOnSignal(given, saves=bool(model.distribute_strategy.extended.should_checkpoint))
     _late.clear()
-    if not saver.has_backups and not isinstance(given, keras.callbacks.CallbackList):
+    if not saver.backups and not isinstance(given, keras.callbacks.CallbackList):
         return original(model, *args, **kwargs)
     bound.arguments["callbacks"] = with_callback(saver, model, given)  # In the place of one of an earlier call in that list.
     try:

@@ -6,7 +6,6 @@ Without TFDIST_REPORT nothing here counts.
 
 import contextlib
 import inspect
-import json
 import logging
 import os
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfdist.json_values import replace_file
 from tfdist.process_cluster import is_measured
 from tfdist.strategies.keras_hooks.callbacks import with_callback
 from tfdist.strategies.private_api import patches
@@ -141,12 +141,8 @@ def _plain(value: Any) -> Any:
 
 
 def _write() -> None:
-    if not _path:
-        return
-    partial = f"{_path}.part"
-    with open(partial, "w", encoding="utf-8") as file:
-        json.dump(_summary, file)
-    os.replace(partial, _path)
+    if _path:
+        replace_file(_path, _summary)
 
 
 def _note_step() -> None:

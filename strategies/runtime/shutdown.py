@@ -12,15 +12,12 @@ import tensorflow as tf
 from tfdist.cluster import Task
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.peers import in_parallel, is_listening
+from tfdist.strategies.runtime.task_address import device_of
 
 QUEUE = "tfdist_end"
 FINISHED, FAILED = 0, 1
 NOTIFY_TIMEOUT_SECONDS = 5.0
 """For all tasks together: a task that is stopped or cut off does not answer."""
-
-
-def _device(task: Task) -> str:
-    return f"/job:{task.job}/replica:0/task:{task.index}/device:CPU:0"
 
 
 def _queue() -> Any:
@@ -30,11 +27,11 @@ def _queue() -> Any:
 def receive(server: "tf.distribute.Server", task: Task) -> int:
     """Blocks the serving process until the chief's program ends; returns FINISHED or FAILED."""
     graph = tf.Graph()
-    with graph.as_default(), tf.device(_device(task)):
+    with graph.as_default(), tf.device(device_of(task)):
         end = tf.raw_ops.QueueDequeueV2(handle=_queue(), component_types=[tf.int32])
     # Without the filter the session first calls every task of the cluster. A connection to a task that is not up yet fails
     # until gRPC's back-off has run out, also for the training that follows.
-    config = tf.compat.v1.ConfigProto(device_filters=[_device(task).rpartition("/device")[0]])
+    config = tf.compat.v1.ConfigProto(device_filters=[device_of(task).rpartition("/device")[0]])
     with tf.compat.v1.Session(server.target, graph=graph, config=config) as session:
         return int(session.run(end)[0])
 
@@ -45,7 +42,7 @@ def notify(tasks: Iterable[Task], status: int) -> None:
     def notify_one(task: Task) -> None:
         try:
             if is_listening(task):
-                with tf.device(_device(task)):
+                with tf.device(device_of(task)):
                     tf.raw_ops.QueueEnqueueV2(handle=_queue(), components=[tf.constant(status)])
         except tf.errors.OpError:
             pass  # The task has ended meanwhile.

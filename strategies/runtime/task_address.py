@@ -28,6 +28,11 @@ LEAST_SECONDS = 0.01
 """How long connecting may take at least, also after the deadline: on this machine that is enough."""
 
 
+def device_of(task: Task) -> str:
+    """Returns the CPU of a task, as TensorFlow names it."""
+    return f"/job:{task.job}/replica:0/task:{task.index}/device:CPU:0"
+
+
 def connect(task: Task, deadline: Deadline) -> socket.socket:
     """Returns a connection to the address of a task: to the first one that accepts, if its name has several.
 

@@ -1,6 +1,10 @@
 """A `Board` of the tasks of multi_worker_mirrored without TensorFlow."""
 
 import threading
+import time
+from types import SimpleNamespace
+
+from tfdist.strategies.data_parallel.same_calls import SameCalls
 
 
 class LocalBoard:
@@ -23,3 +27,18 @@ class LocalBoard:
     def remove(self, name):
         with self.changed:
             del self.values[name]
+
+
+def same_calls_of(
+    me,
+    names,
+    board,
+    clock=time.monotonic,
+    explain=lambda error: None,
+    look_around=lambda: False,
+    has_left=lambda name: False,
+    watch=lambda name: lambda: None,
+):
+    """The calls of a task whose look at the others finds this; by default that all are there."""
+    lost = SimpleNamespace(explain=explain, look_around=look_around, has_left=has_left, watch=watch)
+    return SameCalls(me, names, lost, board, clock)

@@ -3,8 +3,8 @@
 import json
 import socket
 import time
-from typing import Any
 
+from tfdist.json_values import object_in
 from tfdist.launch.rendezvous.stores.authentication import NONCE_CHARACTERS, SECRET_VARIABLE, Seal, is_proof, nonce, proof
 from tfdist.launch.rendezvous.stores.interface import StoreUnavailableError
 from tfdist.messages import printable
@@ -42,7 +42,7 @@ class Channel:
         deadline = time.monotonic() + seconds
         self._send(self._sent.line(json.dumps(request).encode()), deadline)
         text = self._answered.text(self._line(deadline, MAX_ANSWER))
-        answer = _object(text) if text is not None else {}
+        answer = object_in(text) if text is not None else {}
         table = answer.get("table")
         if not isinstance(table, dict):
             raise StoreUnavailableError(printable(str(answer.get("error", _FOREIGN))[:200]))
@@ -53,11 +53,11 @@ class Channel:
         self.socket.close()
 
     def _prove(self, key: bytes, deadline: float) -> None:
-        theirs, mine = _object(self._line(deadline, MAX_PROOF)).get("nonce"), nonce()
+        theirs, mine = object_in(self._line(deadline, MAX_PROOF)).get("nonce"), nonce()
         if not isinstance(theirs, str) or len(theirs) != NONCE_CHARACTERS:
             raise StoreUnavailableError(_FOREIGN)
         self._send(json.dumps({"nonce": mine, "proof": proof(key, "client", theirs, mine)}).encode() + b"\n", deadline)
-        answer = _object(self._line(deadline, MAX_PROOF))
+        answer = object_in(self._line(deadline, MAX_PROOF))
         if answer.get("refused") is True:
             raise StoreUnavailableError(f"this is the store of another run, or {SECRET_VARIABLE} differs")
         if not is_proof(answer.get("proof"), proof(key, "server", theirs, mine)):
@@ -87,11 +87,3 @@ def _left(deadline: float) -> float:
     if left <= 0:
         raise TimeoutError("timed out")
     return left
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {}

@@ -136,7 +136,9 @@ class Executions:
         return execution
 
     def _schedule(self, execution: Execution, group: int | None = None) -> None:
-        call = _Call(self, execution)
+        call = GroupCall(
+            lambda: self.run(execution, dispatch_context().worker_index), lambda error: self.fail(execution, error)
+        )
         if group is None:
             schedule_on_coordinator(self._coordinator, call)
         else:
@@ -383,17 +385,3 @@ class Executions:
         if needs_backup:
             self._schedule(execution)
         self._events.put(execution)  # It may be over.
-
-
-class _Call(GroupCall):
-    """An execution in TensorFlow's queue."""
-
-    def __init__(self, executions: Executions, execution: Execution) -> None:
-        self._executions = executions
-        self._execution = execution
-
-    def __call__(self) -> None:
-        self._executions.run(self._execution, dispatch_context().worker_index)
-
-    def fail(self, error: Exception) -> None:
-        self._executions.fail(self._execution, error)

@@ -31,7 +31,6 @@ class GroupProgram(abc.ABC):
             group: the group.
             variant: as given to `GroupFunction.prepare`.
         """
-        del group
         return variant
 
     @abc.abstractmethod

@@ -63,7 +63,6 @@ class PredictionOutputs:
 
     def of_group(self, outputs: list[Any], after: list[Any], shares: list[Any]) -> Any:
         """See `StepOutputs`."""
-        del after, shares
         return concatenated(outputs)
 
 
@@ -123,9 +122,8 @@ class GroupStep:
             variable.value.assign(tf.where(share > 0, variable.value, value))
         return outputs
 
-    def result(self, devices: Sequence[str], outputs: list[Any], shares: list[Any]) -> Any:
+    def result(self, outputs: list[Any], shares: list[Any]) -> Any:
         """Returns the result of the function after its last step, of which `run` returned `outputs` and `shares`."""
-        del devices
         extended = self._strategy.extended
         # All replicas of the group: each has its own metrics, also if the last batch was too small for all of them.
         with extended.tracing(extended.group_devices):

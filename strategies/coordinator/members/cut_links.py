@@ -15,9 +15,9 @@ import tensorflow as tf
 from tfdist.cluster import Task
 from tfdist.strategies.coordinator.members.membership import Membership
 from tfdist.strategies.coordinator.members.probe import PROBE_SECONDS, answering
-from tfdist.strategies.coordinator.members.server_recovery import device_of
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.peers import waiting_for
+from tfdist.strategies.runtime.task_address import device_of
 
 POLL_SECONDS = 2.0
 """How often a worker is asked whether its link is back."""

@@ -17,6 +17,9 @@ class Membership:
 
     Attributes:
         owners: for each group the group whose local replica it trains: itself, or if they share, the first with its tasks.
+        live: the owners that train.
+        away: the owners that are lost because their workers are gone, or do not answer.
+        alone: the owner that trains while all others wait; None if all train.
         when_lost: called with the owner that is lost, in the thread that notices it.
         when_changed: called with an owner whose workers have left (False) or are back (True), in the same way.
     """
@@ -26,17 +29,12 @@ class Membership:
         self.when_lost: Callable[[int], None] = lambda owner: None
         self.when_changed: Callable[[int, bool], None] = lambda owner, has_joined: None
         self._lock = threading.RLock()
-        self._live = frozenset(self.owners)
-        self._away: frozenset[int] = frozenset()  # The owners whose workers are gone.
+        self.live = frozenset(self.owners)
+        self.away: frozenset[int] = frozenset()
         self._terms = [0] * len(groups)
         self._incarnations = [0] * len(groups)
         self._uncounted = [0] * len(groups)  # Calls whose steps do not count.
-        self._alone: int | None = None
-
-    @property
-    def live(self) -> frozenset[int]:
-        """The owners that train."""
-        return self._live
+        self.alone: int | None = None
 
     @property
     def live_groups(self) -> list[int]:
@@ -45,12 +43,7 @@ class Membership:
 
     def is_live(self, group: int) -> bool:
         """Returns whether a group trains."""
-        return self.owners[group] in self._live
-
-    @property
-    def away(self) -> frozenset[int]:
-        """The owners that are lost because their workers are gone, or do not answer."""
-        return self._away
+        return self.owners[group] in self.live
 
     def term(self, group: int) -> int:
         """Returns how many times a group was lost or restarted. The progress that it had then is given up."""
@@ -78,11 +71,11 @@ class Membership:
     def join(self, group: int) -> None:
         """Notes that a group runs an execution."""
         owner = self.owners[group]
-        if owner not in self._live:
+        if owner not in self.live:
             with self._lock:
-                was_away = owner in self._away
-                self._live |= {owner}
-                self._away -= {owner}
+                was_away = owner in self.away
+                self.live |= {owner}
+                self.away -= {owner}
             if was_away:
                 self.when_changed(owner, True)
 
@@ -91,7 +84,7 @@ class Membership:
         owner = self.owners[group]
         with self._lock:
             self._terms[owner] += 1
-            self._live -= {owner}
+            self.live -= {owner}
         self.when_lost(owner)
 
     def fail(self, group: int) -> None:
@@ -108,8 +101,8 @@ class Membership:
         """Notes that a group is lost because its workers are gone, not because of an error in what they ran."""
         owner = self.owners[group]
         with self._lock:
-            was_away = owner in self._away
-            self._away |= {owner}
+            was_away = owner in self.away
+            self.away |= {owner}
         if self.is_live(group):
             self.lose(group)
         if not was_away:
@@ -130,19 +123,14 @@ class Membership:
 
     # Training alone.
 
-    @property
-    def alone(self) -> int | None:
-        """The owner that trains while all others wait; None if all train."""
-        return self._alone
-
     def train_alone(self, one: bool) -> None:
         """Lets one group train while the others wait, or lets all train."""
         with self._lock:
-            self._alone = self.owners[min(self._live, default=0)] if one else None
+            self.alone = self.owners[min(self.live, default=0)] if one else None
 
     def has_lost_alone(self) -> bool:
         """Returns whether the group that trains alone is lost."""
-        return self._alone is not None and self._alone not in self._live
+        return self.alone is not None and self.alone not in self.live
 
     def may_take(self, group: int, even_for_another: bool) -> bool:
         """Returns whether a group may take the next steps.
@@ -152,14 +140,14 @@ class Membership:
             even_for_another: whether the group replaces the one that trains alone.
         """
         with self._lock:
-            if self._alone is not None and even_for_another and self._alone != self.owners[group]:
-                self._alone = self.owners[group]
-            return self._alone in (None, self.owners[group])
+            if self.alone is not None and even_for_another and self.alone != self.owners[group]:
+                self.alone = self.owners[group]
+            return self.alone in (None, self.owners[group])
 
     def training(self, group: int) -> frozenset[int]:
         """Returns the owners that train beside a group, including its own."""
         own = {self.owners[group]}
-        return self._live | own if self._alone is None else frozenset(own)
+        return self.live | own if self.alone is None else frozenset(own)
 
 
 def _owners(groups: Sequence[Any], shared: bool) -> list[int]:

@@ -15,6 +15,7 @@ from tfdist.cluster import Task
 from tfdist.strategies.coordinator.members.named_resource import NamedVariable
 from tfdist.strategies.coordinator.members.probe import PROBE_SECONDS, answering
 from tfdist.strategies.runtime.deadline import Deadline
+from tfdist.strategies.runtime.task_address import device_of
 
 Result = TypeVar("Result")
 
@@ -86,11 +87,6 @@ class ServerRecovery:
 
     def _restarted(self) -> list[Task]:
         return [task for task, marker in self._markers.items() if not _has_value(marker)]
-
-
-def device_of(task: Task) -> str:
-    """Returns the CPU of a task, as TensorFlow names it."""
-    return f"/job:{task.job}/replica:0/task:{task.index}/device:CPU:0"
 
 
 def _has_value(marker: NamedVariable) -> bool:

@@ -4,7 +4,6 @@ Groups are asynchronous of each other. The workers of a group are the replicas o
 one batch. They are devices of one task, or tasks.
 """
 
-import abc
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -48,16 +47,21 @@ class WorkerGroup:
     rows: tuple[tuple[str, ...], ...] = ()
 
 
-class GroupCall(abc.ABC):
-    """A function for TensorFlow's queue that gets its own error. TensorFlow would wait for the calls of all groups first."""
+@dataclass(frozen=True)
+class GroupCall:
+    """A function for TensorFlow's queue that gets its own error. TensorFlow would wait for the calls of all groups first.
 
-    @abc.abstractmethod
+    Attributes:
+        run: runs in the thread of a group.
+        fail: called with the error of `run`, if it is not that a worker is gone; in that case a group runs it again.
+    """
+
+    run: Callable[[], None]
+    fail: Callable[[Exception], None]
+
     def __call__(self) -> None:
-        """Runs in the thread of a group."""
-
-    @abc.abstractmethod
-    def fail(self, error: Exception) -> None:
-        """Called with the error of the call, if it is not that a worker is gone; in that case a group calls it again."""
+        """Calls `run`, for TensorFlow's queue, which takes functions."""
+        self.run()
 
 
 class _QueueReader(CoordinatorWorker):  # type: ignore[misc]
@@ -165,10 +169,9 @@ def _kind_of_device(task: Task, devices: set[str]) -> str:
 
 def peers(cluster: Cluster) -> dict[int, set[int]]:
     """Returns, for the index of each worker task, the worker tasks that are in the same groups."""
-    task_of_rank = [task.index for task in cluster.job("worker") for _ in range(task.slots)]
     peers: dict[int, set[int]] = {task.index: set() for task in cluster.job("worker")}
-    for ranks in cluster.worker_groups:
-        group = {task_of_rank[rank] for rank in ranks}
+    for tasks in cluster.group_tasks:
+        group = {task.index for task in tasks}
         for task in group:
             peers[task] |= group - {task}
     return peers

@@ -1,10 +1,11 @@
 """Records which variables the functions of groups use, and puts them into blocks."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfdist.strategies.attributes import replaced
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind, LocalVariable
 
@@ -43,14 +44,9 @@ class BlockRegistry:
         if assigns:
             self._use.assigned[id(variable)] = variable
 
-    @contextlib.contextmanager
-    def recording_use(self, use: Use) -> Iterator[Use]:
-        """Records the variables that functions use, in `use`, which it yields."""
-        outer, self._use = self._use, use
-        try:
-            yield use
-        finally:
-            self._use = outer
+    def recording_use(self, use: Use) -> contextlib.AbstractContextManager[None]:
+        """Records the variables that functions use, in `use`."""
+        return replaced(self, _use=use)
 
     def register(
         self, variables: Sequence[LocalVariable], kind: Kind | None = None, fragments: int = 1

@@ -185,11 +185,8 @@ def _restore_outer(block: ParameterBlock) -> None:
             if name in variable.restored_outer:
                 block.cut(vector, variable)[...] = variable.restored_outer[name]
         for shards in block.shards:
-            begin = 0
-            for shard, size in zip(shards, block.sizes, strict=True):
-                part = vector[begin : begin + size]
-                shard.state[name].assign(tf.constant(part[0] if name in scalars else part))
-                begin += size
+            for shard, part in zip(shards, block.parts, strict=True):
+                shard.state[name].assign(tf.constant(vector[part.start] if name in scalars else vector[part]))
 
 
 def _scalars(block: ParameterBlock) -> set[str]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tfdist.strategies.coordinator.calls.tracing import tracing_lock
@@ -24,26 +24,11 @@ class ChiefValues:
     """Keeps the chief's variables and the blocks in step.
 
     Args:
-        blocks: all blocks. Others add to the list.
-        collect: collects blocks from the groups, see `LocalReplicas.collect`.
-        current_owners: returns the groups with a current local replica of a block that is not synchronized.
-        in_flight: returns the number of executions in flight.
-        wait_until_idle: waits until no execution is in flight.
+        replicas: the local replicas of the groups (`LocalReplicas`).
     """
 
-    def __init__(
-        self,
-        blocks: list[ParameterBlock],
-        collect: Callable[..., dict[ParameterBlock, dict[int, Any]]],
-        current_owners: Callable[[ParameterBlock], list[int]],
-        in_flight: Callable[[], int],
-        wait_until_idle: Callable[[], None],
-    ) -> None:
-        self._blocks = blocks
-        self._collect = collect
-        self._current_owners = current_owners
-        self._in_flight = in_flight
-        self._wait_until_idle = wait_until_idle
+    def __init__(self, replicas: Any) -> None:
+        self._replicas = replicas
         self._executions_done = 0
         self._fetched: dict[ParameterBlock, int] = {}  # Executions that were done when the block was last fetched.
 
@@ -68,10 +53,10 @@ class ChiefValues:
         return block.cut(block.values, variable).copy() if block.is_newer_than(variable) else None
 
     def _update(self, block: ParameterBlock) -> None:
-        if block.dirty and not block.changed:
+        if block.dirty and not block.assigned:
             # Groups that flush trace functions: a step that reads a variable while it is traced must not wait for them.
-            if not self._in_flight() and not tracing_lock.is_held:
-                self._collect(self._beside(block))
+            if not self._replicas.in_flight() and not tracing_lock.is_held:
+                self._replicas.collect(self._beside(block))
             elif block.kind is Kind.SYNCHRONIZED and self._fetched.get(block) != self._executions_done:
                 self._fetched[block] = self._executions_done  # Once for all variables that are read between two steps.
                 block.set_values(block.fetch())
@@ -82,7 +67,8 @@ class ChiefValues:
         Groups push several of them together. One that is collected alone would have no progress in their next push, which makes
         a round because of the others: the outer momentum alone would move it.
         """
-        return [each for each in self._blocks if each.kind is block.kind] if block.kind is Kind.SYNCHRONIZED else [block]
+        is_shared = block.kind is Kind.SYNCHRONIZED
+        return [each for each in self._replicas.blocks if each.kind is block.kind] if is_shared else [block]
 
     def release(self, block: ParameterBlock) -> None:
         """Gives the last values of a block to its variables, which then belong to no block.
@@ -90,13 +76,13 @@ class ChiefValues:
         If nothing else holds the variables, the values are lost with them: collecting would take longer than a small training.
         """
         if any(count > _UNUSED for count in _references(block.variables)):
-            self._collect([block])
+            self._replicas.collect([block])
         for variable in block.variables:
             if variable.kind not in (Kind.FROM_CHIEF, Kind.COUNTER) and block.values is not None:
                 block.update_on_chief(variable)
             variable.block = None
             variable.version = 0
-        self._blocks.remove(block)
+        self._replicas.blocks.remove(block)
         self._fetched.pop(block, None)
 
     @contextlib.contextmanager
@@ -115,20 +101,20 @@ class ChiefValues:
 
         Groups pull the whole block, so all groups flush their progress first.
         """
-        for block in self._blocks:
-            if not block.changed:
+        for block in self._replicas.blocks:
+            if not block.assigned:
                 continue
-            self._wait_until_idle()  # Executions that wait for a group make progress, too.
+            self._replicas.wait_until_idle()  # Executions that wait for a group make progress, too.
             if block.kind in (Kind.OWN, Kind.SEED):
                 self._keep_own(block)
             elif block.dirty:
-                self._collect(self._beside(block))
+                self._replicas.collect(self._beside(block))
             block.publish()
             checkpoint_state.restore_outer(block)
 
     def _keep_own(self, block: ParameterBlock) -> None:
         """Keeps what each group has of the variables that are not assigned. The block has their mean, for new groups."""
-        found = self._collect([block], others={block: self._current_owners(block)})
+        found = self._replicas.collect([block], others={block: self._replicas.current_owners(block)})
         for group, vector in found[block].items():
             for variable in block.variables:
                 if id(variable) not in block.assigned:
@@ -142,5 +128,5 @@ class ChiefValues:
 
     def synchronize_groups(self) -> None:
         """Lets all groups continue from global parameters with the progress of all, unless executions are in flight."""
-        if not self._in_flight():
-            self._collect([block for block in self._blocks if block.kind is Kind.SYNCHRONIZED])
+        if not self._replicas.in_flight():
+            self._replicas.collect([block for block in self._replicas.blocks if block.kind is Kind.SYNCHRONIZED])

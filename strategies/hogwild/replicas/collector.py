@@ -112,7 +112,7 @@ class Collector:
         projected = _projected(block, values)
         block.set_values(projected)
         block.generation += 1
-        if not block.changed and (len(block.shards) > 1 or projected is not values):
+        if not block.assigned and (len(block.shards) > 1 or projected is not values):
             block.publish()  # Groups of all server groups continue from, and evaluate, the same parameters.
 
     def _begin(self, asked: Mapping[ParameterBlock, Sequence[int]]) -> "_Flushes":

@@ -4,7 +4,6 @@ A weight that is not trained gets the mean, whatever the outer optimizer. But ou
 was trained before stays in the block of those that it was trained with.
 """
 
-import logging
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -12,9 +11,7 @@ from tfdist.strategies.hogwild.replicas.momentum_buffers import AVERAGE
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import local_variables
 from tfdist.strategies.hogwild.synchronization.outer_optimizers import OuterOptimizer
-
-_log = logging.getLogger("tfdist")
-_warned: set[str] = set()
+from tfdist.strategies.keras_hooks.replicas.warned import warn_once
 
 
 def moved_by_outer_rates(blocks: Iterable[ParameterBlock], optimizer: OuterOptimizer) -> list[ParameterBlock]:
@@ -32,9 +29,8 @@ def warn_of_frozen(model: Any, assigned: Collection[int], outer: Collection[Para
     """
     for weight in model.weights if outer else ():
         held = [v for v in local_variables(weight._value) if id(v) in assigned and v.block in outer]
-        if held and weight.path not in _warned:
-            _warned.add(weight.path)
-            _log.warning(
+        if held:
+            warn_once(
                 "a step assigns %s, which was trained before and is frozen now: the outer rates of the weights that it was "
                 "trained with move it too, where the groups should take the mean. Load the weights into a new model",
                 weight.path,

@@ -51,6 +51,8 @@ class LocalReplicas:
     Attributes:
         outer_optimizer: changes the global parameters when groups push.
         registry: the blocks, and which variables the functions of groups use.
+        blocks: all variables that functions of groups use, in blocks.
+        owners: for each group the group whose local replica it trains.
         functions: what groups run to synchronize.
         chief: the values on the chief.
         weights: the weights of pushes.
@@ -70,6 +72,7 @@ class LocalReplicas:
         self.wait_until_idle: Callable[[], None] = lambda: None
         self.count_steps: Callable[[], None] = lambda: None
         self.registry = BlockRegistry(self._make_block)
+        self.blocks, self.owners = self.registry.blocks, membership.owners
         self._uninitialized: list[ParameterBlock] = []
         self._membership = membership
         self._membership.when_lost = self._forget
@@ -83,16 +86,9 @@ class LocalReplicas:
         self._pulled: dict[tuple[int, ParameterBlock], tuple[int, int]] = {}  # See `_current`.
         self._used_by: dict[ParameterBlock, weakref.WeakSet[Any]] = {}  # See `use`.
         self._positions: weakref.WeakKeyDictionary[Any, checkpoint_state.Period] = weakref.WeakKeyDictionary()
-        self.chief = ChiefValues(
-            self.blocks, self.collect, self.current_owners, lambda: self.in_flight(), lambda: self.wait_until_idle()
-        )
+        self.chief = ChiefValues(self)
 
     # Variables.
-
-    @property
-    def blocks(self) -> list[ParameterBlock]:
-        """All variables that functions of groups use, in blocks."""
-        return self.registry.blocks
 
     def register(self, variables: Sequence[LocalVariable], kind: Kind | None = None, fragments: int = 1) -> None:
         """Puts variables that are in no block into blocks, and gives their values to the ps. See `BlockRegistry.register`."""
@@ -142,16 +138,6 @@ class LocalReplicas:
         return block
 
     # Groups.
-
-    @property
-    def owners(self) -> list[int]:
-        """For each group the group whose local replica it trains."""
-        return self._membership.owners
-
-    @property
-    def live(self) -> frozenset[int]:
-        """Owners of local replicas that train."""
-        return self._membership.live
 
     def _forget(self, owner: int) -> None:
         """Gives up the progress of a local replica that is lost. No round waits for it any more, see rounds.py.
@@ -259,14 +245,6 @@ class LocalReplicas:
         groups = len(self.owners)
         return self._positions.setdefault(model, checkpoint_state.Period([0] * groups, [0] * groups))
 
-    def count_examples(self, group: int, examples: float) -> None:
-        """Counts examples on which a group trains with its next call."""
-        self.weights.count_examples(self.owners[group], examples)
-
-    def count_push(self, group: int) -> None:
-        """Notes that a group pushes its progress with its next call."""
-        self.weights.count_push(self.owners[group])
-
     def control(self, group: int, rates: tuple[float, float], in_round: int | None = None, begins: bool = False) -> Any:
         """Returns `control_numbers` as a tensor on the chief."""
         return chief_device.constant(self.control_numbers(group, rates, in_round=in_round, begins=begins), tf.float64)
@@ -311,7 +289,7 @@ class LocalReplicas:
 
     def synchronize_now(self, block: ParameterBlock, group: int, begins: bool = False) -> None:
         """Synchronizes a block of a group, in a call of its own, and waits for the round. `begins`: see `control_numbers`."""
-        self.count_push(group)
+        self.weights.count_push(self.owners[group])
         self.functions.call(Task.SYNCHRONIZE, block, group, self.control(group, block.rates, begins=begins))
 
     def flush(self, block: ParameterBlock, group: int) -> Any:
@@ -320,7 +298,7 @@ class LocalReplicas:
         Returns:
             The local replica, [size], if the block keeps no progress on the ps, else a scalar.
         """
-        self.count_push(group)
+        self.weights.count_push(self.owners[group])
         in_round = _MORE_THAN_ALL if self.outer_optimizer.in_rounds else None
         return self.functions.call(Task.FLUSH, block, group, self.control(group, block.rates, in_round=in_round))
 

@@ -7,7 +7,6 @@ parameters on all ps: each loses what it has not pushed yet, at most the updates
 
 import itertools
 import logging
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,18 +14,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import Task
-from tfdist.strategies.coordinator.members.server_recovery import device_of
+from tfdist.strategies.hogwild.replicas import checkpoint_state
+from tfdist.strategies.hogwild.replicas.collector import ANSWER_SECONDS, SLOWEST_BYTES_PER_SECOND
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 from tfdist.strategies.hogwild.synchronization.shard import Shard
 from tfdist.strategies.private_api import own_executor
 from tfdist.strategies.runtime import chief_device
 from tfdist.strategies.runtime.deadline import Deadline
-from tfdist.strategies.runtime.peers import waiting_for
-
-ANSWER_SECONDS = 15.0
-SLOWEST_BYTES_PER_SECOND = 1e7
-"""As in collector.py: how long the groups may take to answer."""
+from tfdist.strategies.runtime.peers import in_parallel, waiting_for
+from tfdist.strategies.runtime.task_address import device_of
 
 _log = logging.getLogger("tfdist")
 
@@ -70,11 +67,9 @@ def restore(strategy: Any, lost: Sequence[Task]) -> None:
         alone |= block.kind is Kind.SYNCHRONIZED and not known
         for server_group, shards in enumerate(block.shards):
             own = {group: each for group, each in known.items() if strategy.servers_of(group) == server_group} or known
-            begin = 0
-            for number, (shard, size) in enumerate(zip(shards, block.sizes, strict=True)):
+            for number, (shard, part) in enumerate(zip(shards, block.parts, strict=True)):
                 if shard.device in devices:
-                    _restore_shard(block, shard, number, slice(begin, begin + size), list(own.values()))
-                begin += size
+                    _restore_shard(block, shard, number, part, list(own.values()))
         if block.kind is Kind.SYNCHRONIZED:
             block.generation += 1  # All groups pull anew.
     for group in strategy.worker_groups:
@@ -108,12 +103,8 @@ def _ask(strategy: Any, block: ParameterBlock) -> dict[int, _Known]:
                 _log.debug("group %d has no parameters: %s", group, error)
 
     groups = strategy.local_replicas.have_pulled(block)
-    threads = [threading.Thread(target=ask, args=(group,), daemon=True) for group in groups]
-    for thread in threads:
-        thread.start()
-    deadline = Deadline.after(ANSWER_SECONDS + block.size * block.dtype.size * len(groups) / SLOWEST_BYTES_PER_SECOND)
-    for thread in threads:
-        thread.join(deadline.remaining())
+    seconds = ANSWER_SECONDS + block.size * block.dtype.size * len(groups) / SLOWEST_BYTES_PER_SECOND
+    in_parallel(ask, groups, Deadline.after(seconds))
     return dict(found)
 
 
@@ -123,12 +114,9 @@ def _warn(strategy: Any, lost: Sequence[Task], groups: int, alone: bool) -> None
     source = f"what {who} pulled last, and at most one sync period of each ({period} updates) is lost"
     if alone:
         source = "what the chief has read last, because no worker group has it: all updates since then are lost there"
-    momentum = "; the momentum of the outer optimizer begins at zero there" if _has_momentum(strategy) else ""
+    has_momentum = any(map(checkpoint_state.has_momentum, strategy.local_replicas.blocks))
+    momentum = "; the momentum of the outer optimizer begins at zero there" if has_momentum else ""
     _log.warning(
         "%s %s restarted: %s part of the global parameters comes back from %s%s",
         *(waiting_for(lost), "was" if len(lost) == 1 else "were", "its" if len(lost) == 1 else "their", source, momentum),
     )
-
-
-def _has_momentum(strategy: Any) -> bool:
-    return any("momentum" in block.shards[0][0].state for block in strategy.local_replicas.blocks)

@@ -47,7 +47,6 @@ class Mean(OuterOptimizer):
 
     def update(self, parameters: Any, state: State, push: Any, control: Control) -> Update:
         """See `OuterOptimizer.update`."""
-        del state
         weight = tf.cast(control.weight, push.dtype)
         least = tf.minimum(parameters, control.replica)
         instead = control.replica - parameters
@@ -73,7 +72,6 @@ class MeanOfRounds(Nesterov):
 
     def end_round(self, parameters: Any, state: dict[str, Any], control: Control) -> None:
         """See `OuterOptimizer.end_round`. The outer rates are 1 and 0."""
-        del control
         before, total = parameters.read(), state["sum"].read()
         least = tf.minimum(before, state["least"].read())
         after = before + total

@@ -79,7 +79,6 @@ class Float32(Compressor):
 
     def decode(self, message: Message, n: int) -> Any:
         """See `Compressor.decode`."""
-        del n
         return tf.identity(message[0])
 
     def size(self, n: int) -> int:
@@ -99,7 +98,6 @@ class BFloat16(Compressor):
 
     def decode(self, message: Message, n: int) -> Any:
         """See `Compressor.decode`."""
-        del n
         return tf.cast(message[0], tf.float32)
 
     def size(self, n: int) -> int:

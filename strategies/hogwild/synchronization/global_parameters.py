@@ -48,6 +48,7 @@ class ParameterBlock:
         dtype: their dtype.
         size: number of values.
         sizes: number of values of each shard.
+        parts: the part of the vector that each shard holds.
         shards: for each server group its shards of the vector. Shards of one ps are neighbors.
         optimizer: the outer optimizer.
         compressed: as given.
@@ -82,11 +83,11 @@ class ParameterBlock:
         self.kind, self.dtype = variables[0].kind, variables[0].dtype
         lengths = [variable.shape.num_elements() for variable in variables]
         self.size = sum(lengths)
-        begins = itertools.accumulate(lengths, initial=0)
-        self._begins = {id(variable): begin for variable, begin in zip(variables, begins, strict=False)}
+        self._places = dict(zip(map(id, variables), _slices(lengths), strict=True))
         synchronized = self.kind is Kind.SYNCHRONIZED
         tasks = min(len(devices) for devices in servers)
         self.sizes, per_task = _shard_sizes(self.size, self.dtype.size, tasks, SHARDS_PER_SERVER if synchronized else 1)
+        self.parts = _slices(self.sizes)
         extra = (optimizer, groups if compressed else 0) if synchronized else ()
         self.shards = [
             [Shard(self.dtype, n, devices[number // per_task], *extra) for number, n in enumerate(self.sizes)]
@@ -133,23 +134,15 @@ class ParameterBlock:
 
     def _assign_shards(self) -> None:
         for shards in self.shards:
-            begin = 0
-            for shard, size in zip(shards, self.sizes, strict=True):
-                shard.parameters.assign(tf.constant(self.values[begin : begin + size]))
-                begin += size
+            for shard, part in zip(shards, self.parts, strict=True):
+                shard.parameters.assign(tf.constant(self.values[part]))
 
     def _value(self, variable: LocalVariable) -> Any:
         return self.cut(self.values, variable) if self.is_newer_than(variable) else variable.value_on_chief()
 
-    @property
-    def changed(self) -> bool:
-        """Whether the chief has assigned variables and the shards do not have the new values yet."""
-        return bool(self.assigned)
-
     def cut(self, vector: Any, variable: LocalVariable) -> Any:
         """Returns a view of the values of `variable` in a numpy vector of the whole block, in the shape of the variable."""
-        begin = self._begins[id(variable)]
-        return vector[begin : begin + variable.shape.num_elements()].reshape(variable.shape)
+        return vector[self._places[id(variable)]].reshape(variable.shape)
 
     def set_values(self, values: Any) -> None:
         """Sets the values that variables have on the chief, numpy [size]. Each variable is assigned when it is next read."""
@@ -234,6 +227,11 @@ class ParameterBlock:
     def _read(self, variable: LocalVariable) -> Any:
         value = tf.raw_ops.ReadVariableOp(resource=variable.replica.handle(self.leader), dtype=variable.dtype)
         return tf.ensure_shape(value, variable.shape)
+
+
+def _slices(lengths: Sequence[int]) -> list[slice]:
+    """Returns the parts of a vector that consists of parts of these lengths."""
+    return [slice(begin, end) for begin, end in itertools.pairwise(itertools.accumulate(lengths, initial=0))]
 
 
 def _shard_sizes(size: int, bytes_per_value: int, tasks: int, most_per_task: int) -> tuple[list[int], int]:

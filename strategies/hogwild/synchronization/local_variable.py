@@ -113,9 +113,6 @@ class LocalVariable(VariableBase):
         self._synchronization, self._aggregation = self._on_chief.synchronization, self._on_chief.aggregation
         self._handle_name = f"{name}:0"
         self._unique_id = f"local_{self.replica.name}"
-        self._in_graph_mode = False
-        self._cached_value = None
-        self._constraint = None
         self.keras_constraint: Callable[[Any], Any] | None = None
 
     # In a function that a group runs.
@@ -171,10 +168,6 @@ class LocalVariable(VariableBase):
 
     def value(self) -> Any:
         """Returns the value as a tensor: that of the replica in a function that a group runs, else the chief's."""
-        return self._read_variable_op()
-
-    def read_value(self) -> Any:
-        """Same as `value()`."""
         return self._read_variable_op()
 
     @overrides(VariableBase)

@@ -96,7 +96,6 @@ class OuterOptimizer:
             shape: shape of the shard, [n].
             dtype: dtype of the shard.
         """
-        del shape, dtype
         return {}
 
     def update(self, parameters: Any, state: State, push: Any, control: Control) -> Update:
@@ -143,7 +142,6 @@ class OuterOptimizer:
             round_: for the reply: the number of complete rounds, and 1 if that of the push is among them, else 0; int64 [2].
             last_round: number of complete rounds in the last reply before, int64 scalar. None unless `in_rounds`.
         """
-        del baseline, pushed, round_, last_round
         return parameters
 
 
@@ -152,7 +150,6 @@ class Average(OuterOptimizer):
 
     def update(self, parameters: Any, state: State, push: Any, control: Control) -> Update:
         """See `OuterOptimizer.update`."""
-        del parameters, state
         return Update(Scaled(control.rate * control.weight, push))
 
 
@@ -161,7 +158,6 @@ class Sum(OuterOptimizer):
 
     def update(self, parameters: Any, state: State, push: Any, control: Control) -> Update:
         """See `OuterOptimizer.update`."""
-        del parameters, state, control
         return Update(push)
 
     @property
@@ -183,7 +179,6 @@ class DelayedNesterov(OuterOptimizer):
 
     def update(self, parameters: Any, state: State, push: Any, control: Control) -> Update:
         """See `OuterOptimizer.update`."""
-        del parameters
         rate, beta, weight = (tf.cast(v, push.dtype) for v in (control.rate, control.momentum, control.weight))
         before = {name: state[name] for name in ("momentum", "sum", "count")}
         progress = weight * push
@@ -234,7 +229,6 @@ class Nesterov(OuterOptimizer):
 
     def update(self, parameters: Any, state: State, push: Any, control: Control) -> Update:
         """See `OuterOptimizer.update`."""
-        del parameters
         wanted = state["round"] + 1 if control.wanted is None else control.wanted
         group = tf.one_hot(control.group, self.groups, dtype=tf.int32)
         begins = control.begins > 0
@@ -244,7 +238,6 @@ class Nesterov(OuterOptimizer):
 
     def expire(self, state: State, wanted: Any, control: Control) -> Update:
         """See `OuterOptimizer.expire`."""
-        del control
         return self._after(rounds.expire(_open_round(state), wanted, ARRAYS))
 
     def change_round(self, state: State, change: Callable[..., Any], groups: Any, control: Control) -> Update:
@@ -306,7 +299,6 @@ class Elastic(OuterOptimizer):
 
     def update(self, parameters: Any, state: State, push: Any, control: Control) -> Update:
         """See `OuterOptimizer.update`. The reply is e."""
-        del state, control
         pull = self.rate * (push - parameters)
         return Update(pull, reply=pull)
 

@@ -133,7 +133,6 @@ def finish(round_: Round, pushing: Any, live: Any, arrays: ModuleType | Any) -> 
         live: not used.
         arrays: see `arrive`.
     """
-    del live
     in_time = round_.pushed // IN_TIME
     missing = arrays.sum(pushing * (1 - round_.absent) * (1 - in_time))
     return _after(round_, round_.pushed, round_.absent, (missing < 1) & (arrays.sum(pushing * in_time) > 0), arrays)
@@ -141,7 +140,6 @@ def finish(round_: Round, pushing: Any, live: Any, arrays: ModuleType | Any) -> 
 
 def settle(round_: Round, groups: Any, live: Any, arrays: ModuleType | Any) -> tuple[Round, Any]:
     """Ends the open round, if any group has pushed to it, because the chief collects what all groups have. See `expire`."""
-    del groups, live
     return _after(round_, round_.pushed, round_.absent, arrays.sum(round_.pushed) > 0, arrays)
 
 

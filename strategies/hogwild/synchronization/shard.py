@@ -95,7 +95,7 @@ class Shard:
         assert optimizer is not None
         with self._locked(push, *([] if control.replica is None else [control.replica])):
             value = parameters.read() if optimizer.reads_parameters else None
-            update = optimizer.update(value, self._read_state(), push, control)
+            update = optimizer.update(value, _Values(self.state), push, control)
             self._write(update, control)
             reply = parameters.read() if replies and update.reply is None else update.reply
         return reply, tf.zeros([2], tf.int64) if update.round is None else update.round, update.awaited
@@ -127,7 +127,7 @@ class Shard:
             waited = wait_while(is_short, QUORUM_SECONDS, [waited])
 
         def expire() -> Any:
-            self._write(optimizer.expire(self._read_state(), awaited, control), control)
+            self._write(optimizer.expire(_Values(self.state), awaited, control), control)
             return True
 
         with self._locked(waited):
@@ -140,7 +140,7 @@ class Shard:
         """Changes the open round as the chief says. See `OuterOptimizer.change_round`. Runs on the ps."""
         assert self.optimizer is not None
         with self._locked():
-            self._write(self.optimizer.change_round(self._read_state(), change, groups, control), control)
+            self._write(self.optimizer.change_round(_Values(self.state), change, groups, control), control)
 
     def news(self, parameters: Any, compressor: Compressor, group: Any) -> Message:
         """Encodes what a group does not have of the parameters. The rounding error stays for the next reply. Runs on the ps."""
@@ -157,9 +157,6 @@ class Shard:
         if self.lock is None:
             return contextlib.nullcontext()
         return critical_section(self.lock, self.device, arrived, independent=True)
-
-    def _read_state(self) -> dict[str, Any]:
-        return _Values(self.state)
 
     def _write(self, update: Update, control: Control) -> None:
         for name, new in update.state.items():

@@ -23,7 +23,6 @@ _seeds = random.Random()
 
 def none(server_group: int, count: int) -> list[Partners]:
     """Returns no partners: all groups share the global parameters."""
-    del server_group, count
     return [()]
 
 

@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
 from tfdist.default_compression import is_open, with_default
-from tfdist.strategies.coordinator.members.server_recovery import device_of
 from tfdist.strategies.runtime import chief_device
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.notice import tell
+from tfdist.strategies.runtime.task_address import device_of
 
 PAIRS = 4
 """At most so many pairs of tasks are measured. The slowest counts: in a round all groups wait for it."""

@@ -62,7 +62,6 @@ def variables_of(strategy: Any) -> Iterator[None]:
             return tf.Variable(**arguments)
 
     def create(next_creator: Any, **kwargs: Any) -> Any:
-        del next_creator
         with ThreadPoolExecutor(1) as thread:  # It is in no function and in no replica.
             return thread.submit(in_scope, {name: kwargs[name] for name in _OF_VARIABLES if name in kwargs}).result()
 
@@ -224,7 +223,7 @@ def _numbers(value: Any, first: Any = 0) -> tf.Tensor:
     """
     if isinstance(value, tf.experimental.ExtensionType):
         size = tf.size(value.parts[0])
-        return value.added([_numbers(part, size * (value.first + number)) for number, part in value.placed()])
+        return value.added(lambda number, part: _numbers(part, size * (value.first + number)))
     vector, numbers = _with_places(value)
     return _projected(vector, numbers + tf.cast(first, tf.int64))
 

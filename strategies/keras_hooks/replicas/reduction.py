@@ -67,7 +67,7 @@ def _with_split(gradients: list[Any], groups: Any) -> list[Any]:
 
     If the replicas span tasks, the parts of a task are added up with those that other replicas have in their place.
     """
-    pieces = [_pieces(gradient) for gradient in gradients]
+    pieces = [list(each.parts) if isinstance(each, tf.experimental.ExtensionType) else each for each in gradients]
     if groups is None:
         sums = tf.nest.pack_sequence_as(pieces, all_reduce_sum(tf.nest.flatten(pieces)))
     else:
@@ -84,10 +84,6 @@ def _with_split(gradients: list[Any], groups: Any) -> list[Any]:
         gradient.with_parts(total) if isinstance(gradient, tf.experimental.ExtensionType) else total
         for gradient, total in zip(gradients, sums, strict=True)
     ]
-
-
-def _pieces(gradient: Any) -> Any:
-    return list(gradient.parts) if isinstance(gradient, tf.experimental.ExtensionType) else gradient
 
 
 def _with_a_row(slices: tf.IndexedSlices) -> tf.IndexedSlices:

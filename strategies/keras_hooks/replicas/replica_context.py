@@ -12,6 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.attributes import replaced
+
 
 class NotInLoopError(Exception):
     """The replicas cannot sum in a loop what the step sums: its size differs between steps. The user never sees it."""
@@ -122,12 +124,16 @@ class Replica:
     agree: Callable[[str], None] | None = None
 
 
-_thread = threading.local()
+class _Thread(threading.local):
+    replica: Replica | None = None
+
+
+_thread = _Thread()
 
 
 def current() -> Replica | None:
     """Returns the replica whose step this thread traces; None outside of tfdist's step functions."""
-    return getattr(_thread, "replica", None)
+    return _thread.replica
 
 
 def with_share() -> Replica | None:
@@ -161,9 +167,5 @@ def _package_of(frame: Any) -> str:
 @contextlib.contextmanager
 def entered(replica: Replica) -> Iterator[Replica]:
     """Makes `replica` the current one of this thread."""
-    before = current()
-    _thread.replica = replica
-    try:
+    with replaced(_thread, replica=replica):
         yield replica
-    finally:
-        _thread.replica = before

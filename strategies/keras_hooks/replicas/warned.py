@@ -1,7 +1,9 @@
-"""Warnings that come once for each model or layer, also if another one has the same name."""
+"""Warnings that come once: for each model or layer, also if another one has the same name, or for each text."""
 
+import logging
 from typing import Any
 
+_given: set[str] = set()  # The texts of `warn_once`.
 _ATTRIBUTE = "_tfdist_warned"
 
 
@@ -12,3 +14,11 @@ def is_first_warning(of: Any, what: str) -> bool:
         return False
     given.add(what)
     return True
+
+
+def warn_once(message: str, *args: Any) -> None:
+    """Logs a warning, unless this process has logged the same text so before."""
+    text = message % args
+    if text not in _given:
+        _given.add(text)
+        logging.getLogger("tfdist").warning(message, *args)

@@ -12,7 +12,7 @@ def check(groups, replicas):
     model = keras.Sequential([keras.Input((5, 3), batch_size=4), keras.layers.LSTM(2, stateful=True, name="memory")])
     model.compile("sgd", "mse")
     strategy = SimpleNamespace(worker_groups=[None] * groups, num_replicas_in_sync=replicas)
-    CoordinatorHooks._check_model(SimpleNamespace(_name="parameter_server", _strategy=strategy), model)
+    CoordinatorHooks._check_model(SimpleNamespace(name="parameter_server", _strategy=strategy), model)
 
 
 @pytest.mark.parametrize(

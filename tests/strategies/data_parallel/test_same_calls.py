@@ -4,11 +4,11 @@ import threading
 
 import pytest
 import tensorflow as tf
-from local_board import LocalBoard
+from local_board import LocalBoard, same_calls_of
 
 from tfdist.strategies.data_parallel import same_calls
 from tfdist.strategies.data_parallel.board import DifferentCallsError
-from tfdist.strategies.data_parallel.same_calls import SameCalls, difference
+from tfdist.strategies.data_parallel.same_calls import difference
 
 NAMES = ["worker:0", "worker:1", "worker:2"]
 FIT = {"call": "fit", "epochs": "0 to 2", "batches": 8, "spec": "(None, 4)"}
@@ -19,7 +19,7 @@ def agree(board, facts, executions=None):
     results = {}
 
     def task(name):
-        calls = SameCalls(name, NAMES[: len(facts)], board)
+        calls = same_calls_of(name, NAMES[: len(facts)], board)
         for _ in range((executions or {}).get(name, 0)):
             with calls.executing():
                 pass
@@ -64,14 +64,14 @@ def test_a_task_that_has_ended_is_named_to_those_that_call():
 def test_a_task_that_waits_for_one_in_a_later_execution_knows_that_both_wait():
     board = LocalBoard()
     now = [0.0]
-    other = SameCalls("worker:1", NAMES[:2], board, clock=lambda: now[0])
+    other = same_calls_of("worker:1", NAMES[:2], board, clock=lambda: now[0])
     with other.executing():
         other.look()
         assert "executing/worker:1" not in board.values  # It has not lasted long enough to be told.
         now[0] += same_calls.EXECUTION_SECONDS
         other.look()
         assert board.values["executing/worker:1"] == "1"
-        waiting = SameCalls("worker:0", NAMES[:2], board)
+        waiting = same_calls_of("worker:0", NAMES[:2], board)
         with pytest.raises(
             DifferentCallsError, match="worker:0 begins to read data for fit while worker:1 is in a step and waits"
         ):
@@ -99,7 +99,7 @@ def test_an_execution_ends_although_what_is_told_of_it_waits_for_the_first_task(
             super().put(name, value)
 
     board, now = Stopped(), [0.0]
-    calls = SameCalls("worker:1", NAMES, board, clock=lambda: now[0])
+    calls = same_calls_of("worker:1", NAMES, board, clock=lambda: now[0])
     with calls.executing():
         now[0] += same_calls.EXECUTION_SECONDS
         watcher = threading.Thread(target=calls.look)
@@ -207,7 +207,7 @@ def test_programs_that_treat_tasks_differently_are_told_and_end(start, script, t
 def test_a_task_that_has_lost_another_says_so_and_tells_nobody_anything_more():
     """The one that is lost may be the first, which keeps what is told: a call to it would not return."""
     board, gone = LocalBoard(), RuntimeError("lost worker:0")
-    calls = SameCalls("worker:1", NAMES, board, explain=lambda error: gone if "Unavailable" in str(error) else None)
+    calls = same_calls_of("worker:1", NAMES, board, explain=lambda error: gone if "Unavailable" in str(error) else None)
     with pytest.raises(tf.errors.AbortedError), calls.executing():
         raise tf.errors.AbortedError(None, None, "another reason")
     with pytest.raises(RuntimeError, match="lost worker:0"), calls.executing():
@@ -225,7 +225,8 @@ def test_a_program_ends_although_the_first_task_does_not_take_its_word(monkeypat
         def put(self, name, value):
             answer.wait(60)
 
-    SameCalls("worker:1", NAMES, Stopped(), on_silence=lambda: silences.append(1)).end()
+    monkeypatch.setattr(same_calls, "keep_context", lambda: silences.append(1))
+    same_calls_of("worker:1", NAMES, Stopped()).end()
     answer.set()
     assert silences == [1]
 
@@ -236,7 +237,7 @@ def test_the_end_of_a_program_by_an_error_of_a_collective_names_the_lost_task(mo
     error.__cause__ = lost
     monkeypatch.setattr("sys.last_value", error, raising=False)
     board = LocalBoard()
-    SameCalls("worker:1", NAMES, board, explain=lambda found: RuntimeError("lost worker:0") if found is lost else None).end(
+    same_calls_of("worker:1", NAMES, board, explain=lambda found: RuntimeError("lost worker:0") if found is lost else None).end(
         True
     )
     assert "lost worker:0" in caplog.text and board.values == {}  # Nobody is told anything more.
@@ -247,7 +248,7 @@ def test_a_task_that_finds_the_first_one_lost_when_it_calls_something_says_so():
         def put(self, name, value):
             raise tf.errors.UnavailableError(None, None, "recvmsg:Connection timed out")
 
-    calls = SameCalls("worker:1", NAMES, Cut(), explain=lambda error: RuntimeError("no answer from worker:0"))
+    calls = same_calls_of("worker:1", NAMES, Cut(), explain=lambda error: RuntimeError("no answer from worker:0"))
     with pytest.raises(RuntimeError, match="no answer from worker:0"):
         calls.agree(FIT)
     calls.end()
@@ -256,7 +257,7 @@ def test_a_task_that_finds_the_first_one_lost_when_it_calls_something_says_so():
 def test_a_long_execution_looks_at_the_others_and_a_short_one_does_not(monkeypatch):
     monkeypatch.setattr(same_calls, "LOOK_SECONDS", 0.2)
     looked = threading.Event()
-    calls = SameCalls("worker:1", NAMES, LocalBoard(), on_long_execution=lambda: bool(looked.set()))
+    calls = same_calls_of("worker:1", NAMES, LocalBoard(), look_around=lambda: bool(looked.set()))
     with calls.executing():
         pass
     assert not looked.wait(0.5)
@@ -272,7 +273,7 @@ def test_a_long_execution_looks_often_at_first_and_while_a_look_has_to_be_confir
         looks.append(now[0])
         return found[0]
 
-    calls = SameCalls("worker:1", NAMES, LocalBoard(), clock=lambda: now[0], on_long_execution=look)
+    calls = same_calls_of("worker:1", NAMES, LocalBoard(), clock=lambda: now[0], look_around=look)
 
     def looks_until(seconds):
         looks.clear()
@@ -302,8 +303,8 @@ def test_a_task_waits_for_the_ends_of_the_others_and_names_those_that_have_not_f
         now[0] += same_calls.END_SECONDS / 4
         return now[0]
 
-    first = SameCalls(names[0], names, board, clock=clock, has_left=left.__contains__)
-    others = [SameCalls(name, names, board) for name in names[1:]]
+    first = same_calls_of(names[0], names, board, clock=clock, has_left=left.__contains__)
+    others = [same_calls_of(name, names, board) for name in names[1:]]
     left.add("worker:2")  # Without a word.
     others[0].end()
     timer = threading.Timer(0.2, others[2].end)
@@ -320,7 +321,7 @@ def test_a_task_waits_for_the_ends_of_the_others_and_names_those_that_have_not_f
 def test_a_task_does_not_wait_for_the_end_of_one_that_waits_for_it_in_a_step():
     board = LocalBoard()
     board.put("executing/worker:1", "1")
-    assert SameCalls("worker:0", NAMES[:2], board).await_ends() == ["worker:1"]
+    assert same_calls_of("worker:0", NAMES[:2], board).await_ends() == ["worker:1"]
 
 
 def test_a_callback_that_restores_on_one_task_only_is_named():
@@ -332,7 +333,7 @@ def test_a_callback_that_restores_on_one_task_only_is_named():
 def test_a_task_that_is_lost_before_its_call_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(same_calls, "POLL_SECONDS", 0.01)
     board, looks = LocalBoard(), iter([None, None, tf.errors.UnavailableError(None, None, "no answer from worker:1")])
-    calls = SameCalls("worker:0", NAMES[:2], board, explain=pytest.fail, watch=lambda name: lambda: next(looks))
+    calls = same_calls_of("worker:0", NAMES[:2], board, explain=pytest.fail, watch=lambda name: lambda: next(looks))
     with pytest.raises(tf.errors.UnavailableError, match="no answer from worker:1"):
         calls.agree(FIT)
     calls.end()

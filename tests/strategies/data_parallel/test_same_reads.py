@@ -3,11 +3,10 @@
 import threading
 
 import pytest
-from local_board import LocalBoard
+from local_board import LocalBoard, same_calls_of
 
 from tfdist.strategies.data_parallel import same_calls, same_reads
 from tfdist.strategies.data_parallel.board import DifferentCallsError
-from tfdist.strategies.data_parallel.same_calls import SameCalls
 from tfdist.strategies.data_parallel.same_reads import SameReads
 
 NAMES = ["worker:0", "worker:1"]
@@ -22,7 +21,7 @@ def results():
         board, found = LocalBoard(), {}
 
         def run(name, task):
-            calls = SameCalls(name, NAMES, board)
+            calls = same_calls_of(name, NAMES, board)
             reads = SameReads(calls, NAMES, board)
             try:
                 task(calls, reads)
@@ -96,14 +95,14 @@ def test_a_step_of_another_task_is_named(results, monkeypatch):
 
 def test_without_a_sign_of_the_others_a_read_ends(monkeypatch):
     monkeypatch.setattr(same_reads, "POLL_SECONDS", 0.01)
-    reads = SameReads(SameCalls("worker:0", NAMES, LocalBoard()), NAMES, LocalBoard())
+    reads = SameReads(same_calls_of("worker:0", NAMES, LocalBoard()), NAMES, LocalBoard())
     with pytest.raises(DifferentCallsError, match="and worker:1 does not make this call within 0 s; all tasks"):
         reads.meet("kernel", 0)
 
 
 def test_the_first_task_outlasts_the_readers_of_other_replicas():
     board = LocalBoard()
-    first, second = (SameCalls(name, NAMES, board) for name in NAMES)
+    first, second = (same_calls_of(name, NAMES, board) for name in NAMES)
     reads = SameReads(first, NAMES[:1], board)
     ended = []
     threading.Timer(0.3, lambda: (ended.append(True), second.end())).start()

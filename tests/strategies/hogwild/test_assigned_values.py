@@ -1,6 +1,7 @@
 """What the chief assigns stays its value until the groups have it, without a cluster."""
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -46,7 +47,8 @@ def chief_of(block, found, *others):
                 each.dirty.clear()
         return {each: each.of_groups for each in others}
 
-    return ChiefValues([block, *others], collect, lambda block: [0, 1], lambda: 0, lambda: None)
+    replicas = {"blocks": [block, *others], "collect": collect, "current_owners": lambda block: [0, 1]}
+    return ChiefValues(SimpleNamespace(**replicas, in_flight=lambda: 0, wait_until_idle=lambda: None))
 
 
 def assign(chief, variable, value):
@@ -65,7 +67,7 @@ def test_a_collection_before_the_next_step_does_not_take_back_what_was_assigned_
     chief.refresh(weight)
     assert (weight.value, chief.newer(weight)) == (7.0, None) and chief.newer(other) == 2.5
     chief.publish()
-    assert block.values.tolist() == [7.0, 2.5] and not block.changed
+    assert block.values.tolist() == [7.0, 2.5] and not block.assigned
     chief.refresh(weight)
     chief.refresh(other)
     assert (weight.value, other.value) == (7.0, 2.5)
@@ -106,7 +108,7 @@ def test_a_variable_that_leaves_its_block_keeps_what_was_assigned():
 def test_what_is_assigned_after_a_load_before_the_first_step_has_no_outer_momentum():
     weight = Variable(1.0)
     weight.block, weight.restored_outer = None, {"momentum": np.float32(3.0)}  # As a file that holds it has set it.
-    assign(ChiefValues([], None, None, None, None), weight, 7.0)
+    assign(ChiefValues(SimpleNamespace(blocks=[])), weight, 7.0)
     assert weight.restored_outer == {}
 
 
@@ -137,7 +139,7 @@ def test_groups_keep_their_own_slots_when_another_variable_of_the_block_is_assig
     block.dirty = {0, 1} if is_dirty else set()
     chief.publish()
     assert slot.restored == {0: 2.0, 1: 4.0} and assigned.restored == {}
-    assert block.values.tolist() == [7.0, 3.0 if is_dirty else 0.0] and not block.changed
+    assert block.values.tolist() == [7.0, 3.0 if is_dirty else 0.0] and not block.assigned
 
 
 def test_a_step_that_reads_a_weight_while_it_is_traced_gets_that_of_the_ps():

@@ -26,7 +26,7 @@ def no_cluster(monkeypatch):
 class Block:
     """A block of two values with the global parameters `GLOBAL`, and the groups 0 and 1 with progress."""
 
-    variables, changed = (), False
+    variables, assigned = (), {}
 
     def __init__(self, kind=Kind.SYNCHRONIZED, optimizer=None, dtype=tf.float32, server_groups=1):
         self.kind, self.optimizer, self.dtype = kind, optimizer or Average(), dtype
@@ -79,7 +79,7 @@ def test_all_server_groups_get_the_mean_of_their_parameters():
 def test_what_the_program_has_assigned_is_not_published_by_a_collection():
     """Its publication follows, and forgets the outer momentum of what was assigned."""
     block = Block(server_groups=3)
-    block.changed = True
+    block.assigned = {1: None}
     collected(block)
     assert (block.generation, block.published) == (1, 0)
 

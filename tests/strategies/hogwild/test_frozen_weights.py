@@ -8,6 +8,7 @@ from tfdist.strategies.hogwild.replicas import frozen_weights
 from tfdist.strategies.hogwild.replicas.frozen_weights import moved_by_outer_rates, warn_of_frozen
 from tfdist.strategies.hogwild.replicas.momentum_buffers import AVERAGE
 from tfdist.strategies.hogwild.synchronization.outer_optimizers import Average, Nesterov, Sum
+from tfdist.strategies.keras_hooks.replicas import warned
 
 
 class Block:
@@ -19,7 +20,7 @@ class Block:
     ("optimizer", "rates", "warns"), [(Nesterov(2), (0.7, 0.5), True), (Average(), AVERAGE, False), (Sum(), AVERAGE, True)]
 )
 def test_a_frozen_weight_that_was_trained_before_is_named_if_outer_rates_move_it(monkeypatch, caplog, optimizer, rates, warns):
-    monkeypatch.setattr(frozen_weights, "_warned", set())
+    monkeypatch.setattr(warned, "_given", set())
     monkeypatch.setattr(frozen_weights, "local_variables", lambda value: [value])
     trained, averaged = Block(rates), Block(AVERAGE)
     teacher, mean = SimpleNamespace(block=trained), SimpleNamespace(block=averaged)

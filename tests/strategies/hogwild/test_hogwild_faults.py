@@ -34,7 +34,7 @@ TRAINS = """
             time.sleep(0.01)  # So that the groups do not use all of the machine while a test waits.
             self.last = time.monotonic()
         def on_epoch_end(self, epoch, logs=None):
-            training = len(strategy.local_replicas.live)
+            training = len(strategy.membership.live)
             if epoch >= 2 and reported[-1:] != [training]:
                 reported.append(training)
                 self.model.save(f"{len(reported)}.keras")

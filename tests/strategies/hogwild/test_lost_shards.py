@@ -43,7 +43,7 @@ def cluster(monkeypatch, known, kind=Kind.SYNCHRONIZED, in_rounds=True, servers=
     restarted = [] if restarted is None else restarted
     shards = [Shard(server_recovery.device_of(task), in_rounds) for task in servers]
     values = np.arange(4, dtype="float32")
-    block = SimpleNamespace(kind=kind, values=values, sizes=[2, 2], shards=[shards], generation=0)
+    block = SimpleNamespace(kind=kind, values=values, parts=[slice(0, 2), slice(2, 4)], shards=[shards], generation=0)
     monkeypatch.setattr(lost_shards, "_ask", lambda strategy, block: known)
     return shards, SimpleNamespace(
         local_replicas=SimpleNamespace(blocks=[block]),

@@ -30,7 +30,7 @@ class Replicas:
 class Block:
     """Stands for a block of one variable with these values, by device."""
 
-    generation, changed, rates = 0, False, (1.0, 0.0)
+    generation, assigned, rates = 0, {}, (1.0, 0.0)
 
     def __init__(self, kind, is_slot=True):
         self.kind, self.values, self.dirty = kind, {}, set()
@@ -53,6 +53,7 @@ def replicas(monkeypatch):
     groups = [SimpleNamespace(number=number, tasks=(number,), devices=[f"worker{number}"]) for number in range(3)]
     made = LocalReplicas.__new__(LocalReplicas)
     made._strategy, made._membership = SimpleNamespace(worker_groups=groups), Membership(groups)
+    made.owners = made._membership.owners
     made._locks, made._pulled = [threading.RLock() for _ in groups], {}
     made.control = lambda owner, rates: None
     made.functions = SimpleNamespace(call=lambda task, block, owner, control: block.pull(task, owner))

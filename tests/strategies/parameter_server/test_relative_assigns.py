@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.replicas import replica_context
+from tfdist.strategies.keras_hooks.replicas import replica_context, warned
 from tfdist.strategies.parameter_server import relative_assigns
 from tfdist.strategies.parameter_server.relative_assigns import Change, _Affine
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
@@ -159,7 +159,7 @@ def test_groups_change_a_moving_average_one_after_the_other(coefficient):
     ],
 )
 def test_a_sum_that_a_step_sets_back_is_warned_of_once(changes, groups, warnings, caplog, monkeypatch):
-    monkeypatch.setattr(relative_assigns, "_warned", set())
+    monkeypatch.setattr(warned, "_given", set())
     strategy = SimpleNamespace(extended=SimpleNamespace(has_several_groups=groups > 1))
     variable = SimpleNamespace(name="gradients:0", tfdist_strategy=strategy)
 

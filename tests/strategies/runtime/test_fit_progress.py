@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import keras
 import pytest
 
+from tfdist import json_values
 from tfdist.launch.jobs.progress import SUFFIX as LAUNCHER_SUFFIX
 from tfdist.launch.jobs.progress import path_of, read
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
-from tfdist.strategies.runtime import fit_progress, preemption
+from tfdist.strategies.runtime import preemption
 from tfdist.strategies.runtime.fit_progress import SUFFIX, FitProgress, close_all
 from tfdist.strategies.runtime.preemption import EXIT_CODE, SaveOnSignal
 
@@ -89,7 +90,7 @@ def test_a_fit_that_ends_on_a_full_disk_is_not_said_to_go_on(fit, monkeypatch):
     def full(*args, **kwargs):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(fit_progress, "open", full, raising=False)
+    monkeypatch.setattr(json_values, "open", full, raising=False)
     callback.close()
     assert written() is None
 

@@ -18,8 +18,8 @@ from hogwild_events import FOR_A_RELEASE, Sum, Trained, begin, main, upwards
 
 import tfdist
 import tfdist.strategies.hogwild.training_loop
-from tfdist.strategies.hogwild.replicas.local_replicas import LocalReplicas
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind
+from tfdist.strategies.hogwild.synchronization.push_weights import PushWeights
 from tfdist.strategies.hogwild.synchronization.synchronization_functions import Task
 
 
@@ -228,12 +228,13 @@ def short_epochs(strategy):
     with strategy.scope():
         model = upwards()
     called = []
+    weights = strategy.local_replicas.weights
 
     def note(group, examples):
         called.append(examples)
-        LocalReplicas.count_examples(strategy.local_replicas, group, examples)
+        PushWeights.count_examples(weights, group, examples)
 
-    strategy.local_replicas.count_examples = note
+    weights.count_examples = note
     strategy.local_replicas.in_flight = strategy.executions.__len__
     ones = np.ones((24, 1), "float32")
     model.fit(ones, ones, batch_size=2, epochs=2, verbose=0)
