@@ -9,12 +9,14 @@ import pytest
 import tensorflow as tf
 
 from tfdist.partition import Partition
+from tfdist.strategies.data_parallel import multi_worker_mirrored
 from tfdist.strategies.data_parallel.hooks import DataParallelHooks
 from tfdist.strategies.data_parallel.mirrored import Mirrored
 from tfdist.strategies.data_parallel.training_loop import TrainingLoop
 from tfdist.strategies.inputs.batch_shards import Layout
 from tfdist.strategies.keras_hooks import calls
 from tfdist.strategies.keras_hooks.calls import Call
+from tfdist.strategies.private_api import compute_output_spec
 
 
 @pytest.fixture
@@ -31,6 +33,17 @@ def test_an_epoch_without_a_step_does_not_repeat_the_logs_of_the_one_before(hook
         assert hooks.end_epoch(None, others) is others  # The validation.
     assert hooks.end_epoch(None, logs) == {}
     assert hooks.end_epoch(None, others) is others
+
+
+def test_reads_of_metrics_on_symbolic_tensors_trace_no_collective():
+    extended = multi_worker_mirrored._Extended.__new__(
+        multi_worker_mirrored._Extended
+    )  # It has no other tasks to reduce anything with.
+    extended._local_results = tf.nest.flatten
+    total = compute_output_spec(
+        lambda own: extended._reduce_to(tf.distribute.ReduceOp.SUM, (own,), None, None), keras.KerasTensor((), "float32")
+    )
+    assert (total.shape, total.dtype) == ((), "float32")
 
 
 def test_a_step_that_returns_nothing_does_not_end_the_epoch(monkeypatch):
