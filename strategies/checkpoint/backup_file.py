@@ -142,7 +142,7 @@ class BackupFile:
         if not is_chief():
             return
         with h5py.File(memory, "a") as file:
-            file[_PROGRESS] = json.dumps(dataclasses.asdict(progress))
+            file[_PROGRESS] = json.dumps(vars(progress), default=vars)
             _put(file, _METRICS, arrays.metrics)
             _put(file, _SEEDS, arrays.seeds)
             _put(file, _OWN, arrays.own)
