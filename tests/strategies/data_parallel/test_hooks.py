@@ -14,7 +14,7 @@ from tfdist.strategies.data_parallel.hooks import DataParallelHooks
 from tfdist.strategies.data_parallel.mirrored import Mirrored
 from tfdist.strategies.data_parallel.training_loop import TrainingLoop
 from tfdist.strategies.inputs.batch_shards import Layout
-from tfdist.strategies.keras_hooks import calls
+from tfdist.strategies.keras_hooks import calls, variables
 from tfdist.strategies.keras_hooks.calls import Call
 from tfdist.strategies.private_api import compute_output_spec
 
@@ -55,7 +55,8 @@ def test_a_step_that_returns_nothing_does_not_end_the_epoch(monkeypatch):
         loop(batches)
 
 
-def test_a_backup_gets_all_metrics_in_one_collective_for_each_dtype(monkeypatch):
+def test_a_backup_gets_all_metrics_in_one_collective_for_each_dtype_and_resets_need_none(monkeypatch):
+    variables.install()
     strategy, reduced = Mirrored(["CPU:0"], Partition()), []
     with strategy.scope():
         metric = keras.metrics.Mean()
@@ -70,6 +71,10 @@ def test_a_backup_gets_all_metrics_in_one_collective_for_each_dtype(monkeypatch)
     assert len(metric.variables) == 2 + len(others) + 1 and metric.variables[-1] is last
     assert len(reduced) == 2 and all(map(np.array_equal, found, expected))
     assert [value.dtype for value in found] == [variable.dtype for variable in metric.variables]
+    reduced.clear()
+    keras.Metric.reset_state(metric)  # A Mean resets its own variables only.
+    assert not reduced
+    assert not any(np.any(variable.numpy()) for variable in metric.variables)
 
 
 def test_metrics_that_have_no_variables_yet_are_named_and_count_from_the_restart_on(hooks, caplog):
