@@ -38,35 +38,22 @@ def install() -> None:
 class Broadcast:
     """Sends data of the chief to every task of a MultiWorkerMirrored strategy. Every task has to make the same calls.
 
-    The data travel by the strategy's own collectives as 32-bit words: the chief's first replica adds the data, all others add
-    zeros.
+    The data travel as 64-bit words: a new variable has the chief's initial value everywhere, and nothing is traced for it.
 
     Args:
         strategy: the strategy.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self._strategy = strategy
         self._calls = getattr(strategy, "calls", None)
-
-        def sum_of(words: tf.Tensor) -> tf.Tensor:
-            if (groups := getattr(strategy.extended, "groups", None)) is not None:
-                return groups.of_chief(words)
-
-            def add() -> tf.Tensor:
-                context = tf.distribute.get_replica_context()
-                own = tf.where(tf.equal(context.replica_id_in_sync_group, 0), words, tf.zeros_like(words))
-                return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
-
-            return strategy.experimental_local_results(strategy.run(add))[0]
-
-        self._total = tf.function(sum_of, autograph=False)
 
     def send(self, piece: bytes, size: int) -> bytes:
         """Returns the chief's `piece` of `size` bytes on every task. Others may pass anything."""
-        padded = (piece if is_chief() else b"").ljust(-(-size // 4) * 4, b"\0")
+        padded = (piece if is_chief() else b"").ljust(-(-size // 8) * 8, b"\0")
         # A task that is lost meanwhile is found as in a step, and one that makes another call is named.
-        with contextlib.nullcontext() if self._calls is None else self._calls.executing():
-            return bytes(self._total(tf.constant(np.frombuffer(padded, np.int32))).numpy().tobytes()[:size])
+        with contextlib.nullcontext() if self._calls is None else self._calls.executing(), self._strategy.scope():
+            return bytes(tf.Variable(np.frombuffer(padded, np.int64), trainable=False).numpy().tobytes()[:size])
 
     def send_numbers(self, numbers: list[int]) -> list[int]:
         """Returns the chief's 64-bit numbers on every task; each passes as many."""

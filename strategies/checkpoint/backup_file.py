@@ -123,7 +123,7 @@ class BackupFile:
         self.earlier = f"{base}.earlier.weights.h5"
 
     def write(self, model: Any, progress: Progress, arrays: Arrays) -> None:
-        """Writes weights and progress. Every task of multi_worker_mirrored has to call it.
+        """Writes weights and progress. Every task of multi_worker_mirrored has to call it, but see `is_read_alone`.
 
         The training goes on as soon as they are in memory. A thread writes them to the disk; if that fails, the backup stays as
         it was, with a warning. The next call waits for that thread.
@@ -142,7 +142,7 @@ class BackupFile:
         if not is_chief():
             return
         with h5py.File(memory, "a") as file:
-            file[_PROGRESS] = json.dumps(dataclasses.asdict(progress))
+            file[_PROGRESS] = json.dumps(vars(progress), default=vars)
             _put(file, _METRICS, arrays.metrics)
             _put(file, _SEEDS, arrays.seeds)
             _put(file, _OWN, arrays.own)

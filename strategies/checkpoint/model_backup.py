@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from tfdist.strategies.checkpoint import callback_states, data_position, model_states
+from tfdist.strategies.checkpoint.atomic_path import is_chief
 from tfdist.strategies.checkpoint.backup_file import KEEP, Arrays, BackupFile, Progress, progress_in
 from tfdist.strategies.checkpoint.batches import Batches
 from tfdist.strategies.checkpoint.data_position import DataPosition, Resumption
@@ -269,6 +270,10 @@ class ModelBackup:
     def _save(self, model: Any, epoch: int, batch: int, position: DataPosition | None) -> None:
         if self._found is not None:  # This call runs again, and the backup holds a later one.
             return
+        metrics = model_states.metrics(model) if batch else []
+        self._saved_batches = batch
+        if not is_chief() and model_states.is_read_alone(model):
+            return
         progress = dataclasses.replace(
             self._progress,
             epoch=epoch,
@@ -283,10 +288,8 @@ class ModelBackup:
             progress.batch_size, progress.batch_count = batches.size, batches.count
         progress.random_state = position.random_state if position is not None and batch else data_position.random_state()
         progress.callbacks, kept = callback_states.states(self._callbacks)
-        metrics = model_states.metrics(model) if batch else []
         arrays = Arrays(metrics, model_states.seeds(model), model_states.own_variables(model), kept)
         self.file.write(model, progress, arrays)
-        self._saved_batches = batch
 
 
 def _position() -> DataPosition:

@@ -199,6 +199,18 @@ def set_own_variables(model: Any, values: list[Any]) -> None:
         variable.assign(tf.cast(value, variable.dtype))
 
 
+def is_read_alone(model: Any) -> bool:
+    """Returns whether a task reads what a backup holds without the others, apart from the metrics."""
+    if getattr(model.distribute_strategy.extended, "groups", None) is not None:  # Shards may be in other tasks.
+        return False
+    optimizers = (variable for each in held_optimizers(model) for variable in each.variables)
+    variables = (*model.weights, *optimizers, *_seed_variables(model), *_own_variables(model))
+    values = [getattr(variable, "_value", variable) for variable in variables]
+    is_reduced = any(getattr(value, "synchronization", None) == tf.VariableSynchronization.ON_READ for value in values)
+    is_kerass = all(layer.save_own_variables.__module__.startswith("keras.") for layer in model._flatten_layers())
+    return is_kerass and not is_reduced  # A method of the user's own may read anything.
+
+
 def _own_variables(model: Any) -> list[Any]:
     found: dict[int, Any] = {
         id(each): each for loss in _losses(model) for each in vars(loss).values() if isinstance(each, keras.Variable)

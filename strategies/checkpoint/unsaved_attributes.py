@@ -6,6 +6,7 @@ a small model. Of each such optimizer 70 kB stay in TensorFlow: a training that 
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from tfdist.strategies.private_api import patches
 
@@ -19,5 +20,6 @@ def install() -> None:
 
 def _of(original: Callable[[str], set[str]], obj_type: str) -> set[str]:
     if obj_type not in _found:
-        _found[obj_type] = original(obj_type)
+        with ThreadPoolExecutor(1) as thread:  # In no scope: an optimizer's variable there is sent to all tasks.
+            _found[obj_type] = thread.submit(original, obj_type).result()
     return _found[obj_type]

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -271,8 +272,22 @@ class DataParallelHooks(KerasHooks):
         return callbacks if self.is_chief else without_files(callbacks)
 
     def metric_values(self, model: Any) -> list[Any]:
-        """See `KerasHooks`. Every task has to call it: the values are those of all replicas."""
-        return [variable.numpy() for variable in model.metrics_variables]
+        """See `KerasHooks`. Every task has to call it: the values are those of all replicas, one collective for each dtype."""
+        variables, values = model.metrics_variables, {}
+        sums: dict[str, list[Any]] = {}
+        for variable in variables:
+            if _is_sum(variable) and isinstance(variable.value, tf.distribute.DistributedValues):
+                sums.setdefault(variable.dtype, []).append(variable)
+            else:
+                values[id(variable)] = variable.numpy()
+        for same in sums.values():
+            parts = zip(*(self._strategy.experimental_local_results(variable.value) for variable in same), strict=True)
+            joined = [tf.concat([tf.reshape(part, [-1]) for part in own], axis=0) for own in parts]
+            total = self._strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica(joined), axis=None).numpy()
+            ends = np.cumsum([math.prod(variable.shape) for variable in same])
+            for variable, value in zip(same, np.split(total, ends[:-1]), strict=True):
+                values[id(variable)] = value.reshape(variable.shape)
+        return [values[id(variable)] for variable in variables]
 
     def set_metric_values(self, model: Any, values: list[Any]) -> bool:
         """See `KerasHooks`. The first replica takes the sums of all."""
@@ -283,6 +298,10 @@ class DataParallelHooks(KerasHooks):
         for variable, value in zip(variables, values, strict=True):
             local = self._strategy.experimental_local_results(variable.value)
             for index, replica in zip(self.layout.local, local, strict=False):
-                is_sum = variable.synchronization == "on_read" and variable.aggregation == "sum"
-                replica.assign(np.zeros_like(value) if is_sum and index > 0 else value)
+                replica.assign(np.zeros_like(value) if _is_sum(variable) and index > 0 else value)
         return True
+
+
+def _is_sum(variable: Any) -> bool:
+    """Returns whether the value of a variable of Keras is the sum of those that the replicas have."""
+    return bool(variable.synchronization == "on_read" and variable.aggregation == "sum")

@@ -33,6 +33,7 @@ from tfdist.strategies.private_api import (
 )
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.private_api.ring_sums import RingSums
+from tfdist.strategies.private_api.symbolic_builds import in_symbolic_scope
 from tfdist.strategies.runtime.connecting import bounded
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.each_other import wait_for_each_other, wait_for_server
@@ -194,6 +195,8 @@ class _Extended(DataParallelExtended, MultiWorkerMirroredExtended):
 
     @overrides(MultiWorkerMirroredExtended)
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        if in_symbolic_scope():  # Keras builds a model in a graph that never runs, in which collectives take time to trace.
+            return tf.convert_to_tensor(self._local_results(value)[0])
         with self._together():
             return super()._reduce_to(reduce_op, value, destinations, options)
 

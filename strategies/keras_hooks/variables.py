@@ -9,7 +9,7 @@ from tfdist.strategies.keras_hooks.checks import metric_sums, metric_trial, step
 from tfdist.strategies.keras_hooks.interface import is_data_parallel
 from tfdist.strategies.keras_hooks.replicas import own_values, replica_context
 from tfdist.strategies.keras_hooks.replicas.same_rows import depends_on_batch
-from tfdist.strategies.private_api import in_stateless_scope, patches
+from tfdist.strategies.private_api import SyncOnReadVariable, in_stateless_scope, patches
 
 
 def install() -> None:
@@ -24,6 +24,10 @@ def install() -> None:
 def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     replica = replica_context.current()
     if replica is None or in_stateless_scope() or not tf.distribute.get_replica_context():
+        held = variable._value
+        if isinstance(held, SyncOnReadVariable):
+            # Keras uses nothing that this returns. TensorFlow would read the variable: a collective for each one of a metric.
+            return held.assign(tf.cast(value, held.dtype), read_value=False)
         return original(variable, value)
     if replica.recorded is not None:
         _record(replica, replica.recorded, variable, _divided(value, replica) if _is_sum(replica, variable) else value)

@@ -34,6 +34,9 @@ LossScaleOptimizer: Any = keras.optimizers.LossScaleOptimizer
 LearningRateSchedule: Any = keras.optimizers.schedules.LearningRateSchedule
 keras_loss_module: Any = need("keras.src.losses", "loss")
 DistributedVariable: Any = need("tensorflow.python.distribute.values", "DistributedVariable")
+# Such as those of metrics, whose assignment reads them, unless it is told not to (keras_hooks/variables.py).
+SyncOnReadVariable: Any = need("tensorflow.python.distribute.values", "SyncOnReadVariable")
+need_function(SyncOnReadVariable, "assign", "self, value, use_locking, name, read_value", "calls")
 CompileLoss: Any = need("keras.src.trainers.compile_utils", "CompileLoss")
 # Where random operations without a seed get theirs.
 seed_generator_module: Any = need("keras.src.random", "seed_generator")

@@ -13,6 +13,8 @@ _SCOPES = {"stateless_scope": "get_stateless_scope", "symbolic_scope": "get_symb
 for _name, _function in _SCOPES.items():
     need(f"keras.src.backend.common.{_name}", _function)
 
+in_symbolic_scope: Any = need("keras.src.backend.common.symbolic_scope", "in_symbolic_scope")
+
 _Function: Any = need("keras.src.ops.function", "Function")
 need_function(_Function, "_run_through_graph", None, "replaces")
 need_attributes(_Function, "_outputs_struct")

@@ -16,6 +16,10 @@ from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.task_address import connect
 
 POLL_SECONDS = 0.1
+FIRST_POLL_SECONDS = 0.01
+"""Between two questions to a task: at first this long for each of the tasks, because those that a launcher starts again come
+within moments of each other, and later a tenth of the time that was waited, at most `POLL_SECONDS`."""
+
 LOG_SECONDS = 10.0
 ANSWER_SECONDS = 5.0
 """How long one question to a task may take. Then it is asked again."""
@@ -143,7 +147,8 @@ def wait_for_tasks(
                 missing[task] = reason
                 if task.address in _failures:
                     changed.notify()
-            if over.wait(POLL_SECONDS):
+            waited = time.monotonic() - begin
+            if over.wait(min(POLL_SECONDS, max(FIRST_POLL_SECONDS * len(tasks), waited / 10))):
                 return
         with changed:
             del missing[task]

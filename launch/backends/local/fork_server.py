@@ -60,6 +60,9 @@ PRELOAD = (
     "tfdist.strategies.parameter_server.strategy",
     "tfdist.strategies.runtime.server",
     "tfdist.strategies.default",
+    "tfdist.strategies.data_parallel.multi_worker_mirrored",
+    "tfdist.strategies.checkpoint.atomic_saving",
+    "tfdist.strategies.checkpoint.job_backup",
 )
 MESSAGE_BYTES = 1 << 16
 

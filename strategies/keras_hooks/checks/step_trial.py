@@ -225,7 +225,9 @@ def _numbers(value: Any, first: Any = 0) -> tf.Tensor:
         size = tf.size(value.parts[0])
         return value.added(lambda number, part: _numbers(part, size * (value.first + number)))
     vector, numbers = _with_places(value)
-    return _projected(vector, numbers + tf.cast(first, tf.int64))
+    with tf.init_scope():
+        projected = _projected.get_concrete_function()  # A call of the `tf.function` would be inlined (user_functions.py).
+    return projected(vector, numbers + tf.cast(first, tf.int64))
 
 
 # Traced once and called for each tensor, because tracing all of this for each of a hundred gradients took seconds.
@@ -234,9 +236,9 @@ def _numbers(value: Any, first: Any = 0) -> tf.Tensor:
 )
 def _projected(vector: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
     """Returns the square of the norm of a vector, [n], and its projections, given the places of its numbers, [n]."""
-    places = tf.cast(numbers % 8191, tf.float32)
-    waves = [tf.cos(places * (1.0 + 0.7 * k) + k) for k in range(_PROJECTIONS)]
-    return tf.stack([tf.reduce_sum(vector * factor) for factor in (vector, *waves)])
+    k = np.arange(_PROJECTIONS, dtype=np.float32)[:, None]
+    waves = tf.cos(tf.cast(numbers % 8191, tf.float32) * (1.0 + 0.7 * k) + k)
+    return tf.concat([[tf.reduce_sum(vector * vector)], tf.reduce_sum(vector * waves, axis=1)], axis=0)
 
 
 def _with_places(value: Any) -> tuple[tf.Tensor, tf.Tensor]:

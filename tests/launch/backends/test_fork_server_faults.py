@@ -96,3 +96,18 @@ def test_why_a_process_was_killed_is_said_also_if_the_launcher_had_killed_an_ear
             server._signal_task(4711, number)
             server._reap()
             assert json.loads(ours.recv(1000))["note"] == note
+
+
+def test_tasks_that_are_all_started_again_share_what_their_strategy_imports():
+    code = """
+import importlib, sys
+from tfdist.launch.backends.local.fork_server import PRELOAD
+from tfdist.strategies import MODULES
+for name in PRELOAD:
+    importlib.import_module(name)
+before = {*sys.modules}
+importlib.import_module(MODULES["multi_worker_mirrored"])
+from tfdist.strategies.checkpoint import atomic_saving, job_backup
+print([name for name in sys.modules if name not in before])
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

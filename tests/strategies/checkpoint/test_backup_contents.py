@@ -3,10 +3,18 @@
 The processes run here one after the other, with an exception in place of the kill.
 """
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from backup_processes import KillAt
+
+from tfdist.partition import Partition
+from tfdist.strategies.checkpoint import model_backup
+from tfdist.strategies.checkpoint.model_backup import ModelBackup
+from tfdist.strategies.data_parallel.mirrored import Mirrored
 
 pytestmark = pytest.mark.slow
 
@@ -137,3 +145,24 @@ def test_a_program_may_change_the_history_of_a_fit_that_is_passed_over(process):
     for killed_at in (2, 3):
         assert process(lambda killed_at=killed_at: program(killed_at)) is None
     assert process(program) == whole
+
+
+class OwnFile(keras.layers.Dense):
+    def save_own_variables(self, store):
+        store["all"] = np.zeros(1)
+
+
+@pytest.mark.parametrize("case", ["of the chief", "alone", "own method", "summed over the replicas"])
+def test_a_task_that_is_not_the_chief_saves_only_what_may_need_all_tasks(monkeypatch, case):
+    monkeypatch.setattr(model_backup, "is_chief", lambda: case == "of the chief")
+    strategy, written = Mirrored(["CPU:0"], Partition()), []
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), (OwnFile if case == "own method" else keras.layers.Dense)(1)])
+        model.compile("adam", "mse")
+        model.optimizer.build(model.trainable_variables)
+        if case == "summed over the replicas":
+            model.layers[0].count = tf.Variable(
+                0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM, trainable=False
+            )
+    ModelBackup(SimpleNamespace(write=lambda *_: written.append(1)), 1)._save(model, 1, 0, None)
+    assert bool(written) == (case != "alone")

@@ -9,12 +9,14 @@ import pytest
 import tensorflow as tf
 
 from tfdist.partition import Partition
+from tfdist.strategies.data_parallel import multi_worker_mirrored
 from tfdist.strategies.data_parallel.hooks import DataParallelHooks
 from tfdist.strategies.data_parallel.mirrored import Mirrored
 from tfdist.strategies.data_parallel.training_loop import TrainingLoop
 from tfdist.strategies.inputs.batch_shards import Layout
-from tfdist.strategies.keras_hooks import calls
+from tfdist.strategies.keras_hooks import calls, variables
 from tfdist.strategies.keras_hooks.calls import Call
+from tfdist.strategies.private_api import compute_output_spec
 
 
 @pytest.fixture
@@ -33,6 +35,16 @@ def test_an_epoch_without_a_step_does_not_repeat_the_logs_of_the_one_before(hook
     assert hooks.end_epoch(None, others) is others
 
 
+def test_reads_of_metrics_on_symbolic_tensors_trace_no_collective():
+    kind = multi_worker_mirrored._Extended
+    extended = kind.__new__(kind)  # It has no other tasks to reduce anything with.
+    extended._local_results = tf.nest.flatten
+    total = compute_output_spec(
+        lambda own: extended._reduce_to(tf.distribute.ReduceOp.SUM, (own,), None, None), keras.KerasTensor((), "float32")
+    )
+    assert (total.shape, total.dtype) == ((), "float32")
+
+
 def test_a_step_that_returns_nothing_does_not_end_the_epoch(monkeypatch):
     loop = TrainingLoop.__new__(TrainingLoop)
     monkeypatch.setattr(loop, "_model", SimpleNamespace(steps_per_execution=1), raising=False)
@@ -41,6 +53,28 @@ def test_a_step_that_returns_nothing_does_not_end_the_epoch(monkeypatch):
     assert [loop(batches), loop(batches)] == [{}, {}]
     with pytest.raises(StopIteration):
         loop(batches)
+
+
+def test_a_backup_gets_all_metrics_in_one_collective_for_each_dtype_and_resets_need_none(monkeypatch):
+    variables.install()
+    strategy, reduced = Mirrored(["CPU:0"], Partition()), []
+    with strategy.scope():
+        metric = keras.metrics.Mean()
+        shapes = {(2, 3): "float32", (): "int64", (4,): "int64"}
+        others = [metric.add_variable(shape, "ones", dtype=dtype, name="own") for shape, dtype in shapes.items()]
+        last = metric.add_variable((), keras.initializers.Constant(7.0), name="last", aggregation="only_first_replica")
+    metric.update_state([3.0, 4.0])
+    reduce = strategy.reduce
+    monkeypatch.setattr(strategy, "reduce", lambda *args, **named: (reduced.append(1), reduce(*args, **named))[1])
+    found = strategy.tfdist_hooks.metric_values(SimpleNamespace(metrics_variables=[*metric.variables]))
+    expected = [7.0, 2.0, *map(np.ones, shapes), 7.0]
+    assert len(metric.variables) == 2 + len(others) + 1 and metric.variables[-1] is last
+    assert len(reduced) == 2 and all(map(np.array_equal, found, expected))
+    assert [value.dtype for value in found] == [variable.dtype for variable in metric.variables]
+    reduced.clear()
+    keras.Metric.reset_state(metric)  # A Mean resets its own variables only.
+    assert not reduced
+    assert not any(np.any(variable.numpy()) for variable in metric.variables)
 
 
 def test_metrics_that_have_no_variables_yet_are_named_and_count_from_the_restart_on(hooks, caplog):

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks import user_functions
 from tfdist.strategies.keras_hooks.checks.step_trial import changing_operations, nodes_of, summary
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, entered
 from tfdist.strategies.private_api.ring_sums import OF_REPLICA, RingSums
 
 
@@ -16,6 +18,17 @@ def test_rows_of_a_table_are_summed_up_as_the_whole_table_without_making_it():
     np.testing.assert_allclose(norm, expected_norm, rtol=1e-5)
     (projections, (norm,)) = summary([tf.IndexedSlices(tf.ones([1, 2]), [2**40], [2**41, 2])])
     assert np.isfinite(projections).all() and norm == np.sqrt(np.float32(2))
+
+
+def test_a_step_of_many_updates_has_one_trace_of_the_projection():
+    user_functions.install()
+
+    @tf.function(autograph=False)
+    def trial(value):
+        with entered(Replica(None, 0, tf.constant(1.0), recorded=[])):
+            return summary([value, value[:, 0], tf.cast(value, tf.float16)])
+
+    assert [node.op for node in nodes_of(trial.get_concrete_function(tf.zeros([4, 2])))].count("Cos") == 1
 
 
 def test_recurrent_layers_on_gpus_change_nothing():

@@ -68,11 +68,21 @@ def test_a_name_without_an_address_is_said(why, monkeypatch):
     assert said[-1].endswith("; this machine finds no address for the name of worker:0 (h.invalid:1)")
 
 
-def test_a_task_that_starts_later_is_found():
+def test_a_task_that_starts_later_is_found_after_short_pauses_at_first(monkeypatch):
+    pauses = []
+
+    class Event(threading.Event):
+        def wait(self, timeout=None):
+            pauses.append(timeout)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(peers.threading, "Event", Event)
     begin = time.monotonic()
     wait_for_tasks(
         [Task("worker", 0, "localhost", 1)], 30.0, print, lambda *_: None if time.monotonic() - begin > 0.3 else Missing.SILENT
     )
+    asked = [pause for pause in pauses if pause is not None]  # Threads wait for their start, too.
+    assert asked == sorted(asked) and asked[0] < 0.05 and asked[-1] <= 0.1
     assert 0.3 <= time.monotonic() - begin < 5.0
 
 
