@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind, LocalVariable, local_variables
 from tfdist.strategies.keras_hooks.optimizer import held_optimizers, with_inner
-from tfdist.strategies.private_api import LearningRateSchedule, patches
+from tfdist.strategies.private_api import LearningRateSchedule, in_stateless_scope, patches
 from tfdist.strategies.runtime import chief_device
 
 _number_for: Callable[[Any], Any] | None = None
@@ -17,14 +17,25 @@ _number_for: Callable[[Any], Any] | None = None
 
 
 def install() -> None:
-    """Makes learning-rate schedules follow the steps of all groups together. Calling it again does nothing."""
+    """Makes schedules, and what a program adds to a counter, follow the steps of all groups. Calling it again does nothing."""
     patches.LEARNING_RATE.patch(_current_learning_rate)
+    for method in patches.ASSIGN_IN_PLACE.values():
+        method.patch(_count_before)
 
 
 def _current_learning_rate(original: Callable[..., Any], optimizer: Any) -> Any:
     if _number_for is not None and isinstance(optimizer._learning_rate, LearningRateSchedule):
         return optimizer._learning_rate(_number_for(optimizer))
     return original(optimizer)
+
+
+def _count_before(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    """Adds to a counter with the steps in flight. Keras reads it before it assigns the sum, which would lack them."""
+    if tf.executing_eagerly() and not in_stateless_scope():
+        for counter in local_variables(variable._value):
+            if counter.kind is Kind.COUNTER:
+                counter.tfdist_strategy.local_replicas.count_steps()
+    return original(variable, value)
 
 
 @contextlib.contextmanager
