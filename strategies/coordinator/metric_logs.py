@@ -9,7 +9,6 @@ import functools
 import logging
 import math
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.calls.execution import Execution
 from tfdist.strategies.coordinator.calls.tensor_fusion import unflatten, unflatten_array
 from tfdist.strategies.coordinator.logs_format import LogsFormat, float64_vector
+from tfdist.strategies.coordinator.read_logs import ReadLogs, with_value
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.keras_hooks import step_logs
 from tfdist.strategies.keras_hooks.checks.metric_trial import leaves
@@ -60,9 +60,7 @@ class MetricLogs:
         self._latest: dict[tuple[int, tuple[int, int]], int] = {}
         self._sum: Any = np.zeros([0])
         self._carried: Any = None  # The sums of an epoch until a callback has reset the metrics in its middle.
-        self._unread: deque[tuple[Any, Any]] = deque()  # Logs that Keras does not have yet, with their sums.
-        self._read: Any = None  # The sums of the logs that it got last; None before the first.
-        self._is_back = False  # Whether others have used the metrics, and the program is in the epoch again.
+        self._read = ReadLogs()  # What Keras has of them.
         self._has_warned = False  # Of metrics that are too large to be sent.
         self._restarts = False  # Whether the metrics' variables have to start from zero before the next step.
         self.logs: Any = None
@@ -151,8 +149,7 @@ class MetricLogs:
         self._latest.clear()
         self._sum = np.zeros([self._size])
         self._carried, self._restarts = None, False
-        self._unread.clear()
-        self._read, self._is_back = None, False
+        self._read = ReadLogs()
         self.logs = None
 
     def begin_anew(self) -> None:
@@ -160,17 +157,17 @@ class MetricLogs:
         self._by_group.clear()
         self._latest.clear()
         self._set_read(slice(None), 0.0)
-        self._carried, self._restarts, self._is_back = self._sum, False, False
+        self._carried, self._restarts, self._read.is_back = self._sum, False, False
 
     def carry(self) -> None:
         """Keeps the sums so far, because others use the metrics next: a callback evaluates in the middle of an epoch."""
-        self._carried, self._restarts, self._is_back = self._sum, True, False
+        self._carried, self._restarts, self._read.is_back = self._sum, True, False
         self._by_group.clear()
         self._latest.clear()
 
     def come_back(self) -> None:
         """Notes that those who have used the metrics are done: what a callback assigns to them is meant for this epoch."""
-        self._is_back = not self._by_group
+        self._read.is_back = not self._by_group
         self._listen()
 
     def _listen(self) -> None:
@@ -179,10 +176,7 @@ class MetricLogs:
 
     def hand_over(self, logs: Any) -> None:
         """Notes that Keras gets these logs. What a callback resets then counts the steps after them."""
-        while self._unread:
-            each, self._read = self._unread.popleft()
-            if each is logs:
-                return
+        self._read.hand_over(logs)
 
     def values(self, model: Any) -> list[Any]:
         """Returns the metrics of an epoch that is not over, as numpy arrays: the sums, or the metrics' variables."""
@@ -198,7 +192,7 @@ class MetricLogs:
         """
         total, *of_variables = values
         if not of_variables:
-            self._carried = self._read = total
+            self._carried = self._read.sums = total
             # For an epoch that has no step left. Its steps may not be traced yet, so the variables are looked up here.
             return self._publish(self._variables_to_send(), total)
         variables = model.metrics_variables
@@ -216,7 +210,7 @@ class MetricLogs:
             for variable in self._variables if self._restarts else ():
                 variable._value.forget_sum()  # This is no assignment of the program's.
                 variable.assign(tf.zeros(variable.shape, variable.dtype))
-            self._restarts = self._is_back = False
+            self._restarts = self._read.is_back = False
             for number, variable in enumerate(self._variables):  # For callbacks: that of the steps that are done.
                 variable._value.known_sum = functools.partial(_part_of_sum, weakref.ref(self), number)
             self._listen()
@@ -245,7 +239,7 @@ class MetricLogs:
                 results = self._metric_logs.unflatten(self._results_of(sums))
             self._sum, self._by_group[group] = sums[-1], metrics[-1]
             logs = [self._with_results(each, result) for each, result in zip(logs, results, strict=True)]
-            self._unread.extend(zip(logs, sums, strict=True))
+            self._read.add(logs, sums)
         self.logs = logs[-1]
         return logs
 
@@ -288,33 +282,27 @@ class MetricLogs:
         Returns:
             Whether an epoch is not over, so that others need to know.
         """
-        if not self._by_group and not self._is_back:
+        if not self._by_group and not self._read.is_back:
             return False
         self._model.distribute_strategy.tfdist_hooks.count_steps()  # Those in flight come after it.
         sizes = [variable.shape.num_elements() for variable in self._variables]
         place = slice(sum(sizes[:number]), sum(sizes[: number + 1]))
-        self._by_group = {group: _with(counted, place, 0.0) for group, counted in self._by_group.items()}
+        self._by_group = {group: with_value(counted, place, 0.0) for group, counted in self._by_group.items()}
         self._set_read(place, value)
-        self._carried = _with(np.zeros([self._size]) if self._carried is None else self._carried, place, self._sum[place])
-        if self._is_back:  # Until the next step the variables have what the others have counted.
+        carried = np.zeros([self._size]) if self._carried is None else self._carried
+        self._carried = with_value(carried, place, self._sum[place])
+        if self._read.is_back:  # Until the next step the variables have what the others have counted.
             self._variables[number]._value.known_sum = lambda: None
         return True
 
     def _set_read(self, place: slice, value: Any) -> None:
         """Makes `value` the sums at `place` that Keras' last logs are of. Logs that it does not have yet go on from there."""
-        read = np.zeros([self._size]) if self._read is None else self._read
-        self._read = _with(read, place, value)
-
-        def moved(sums: Any) -> Any:
-            further = sums[place] - read[place] if self._unread else 0.0  # Of what is infinite nothing can be subtracted.
-            return _with(sums, place, self._read[place] + further)
-
+        moved, unread = self._read.move(place, value, self._size), self._read.unread
         with np.errstate(invalid="ignore"):
-            self._sum, unread = moved(self._sum), [(logs, moved(sums)) for logs, sums in self._unread]
+            self._sum = moved(self._sum)
             results = self._metric_logs.unflatten(self._results_of(np.stack([sums for _, sums in unread]))) if unread else ()
         for (logs, _), result in zip(unread, results, strict=True):
             logs |= self._with_results(logs, result)
-        self._unread = deque(unread)
 
     def _with_results(self, logs: Any, results: Any) -> Any:
         if self._are_metrics:
@@ -359,12 +347,6 @@ def _noting_means(model: Any) -> Iterator[dict[int, Any]]:
             del metric.__dict__["result"]
 
 
-def _with(sums: Any, place: slice, value: Any) -> Any:
-    sums = np.array(sums)
-    sums[place] = np.ravel(value)
-    return sums
-
-
 def _begin_at(reference: "weakref.ref[MetricLogs]", number: int, value: Any) -> bool:
     return (logs := reference()) is not None and logs.begin_at(number, value)
 
@@ -376,5 +358,5 @@ def _part_of_sum(reference: "weakref.ref[MetricLogs]", number: int) -> Any:
     """
     if (logs := reference()) is None:
         return None
-    total = logs._sum if logs._read is None else logs._read
+    total = logs._sum if logs._read.sums is None else logs._read.sums
     return unflatten_array(total, [tuple(variable.shape) for variable in logs._variables])[number]
