@@ -61,6 +61,8 @@ class MetricLogs:
         self._sum: Any = np.zeros([0])
         self._carried: Any = None  # The sums of an epoch until a callback has reset the metrics in its middle.
         self._read = ReadLogs()  # What Keras has of them.
+        self._paused: list[ReadLogs] = []  # Of the epochs around this one, the innermost last.
+        self._listens = False  # Whether the metrics' variables ask for the sums here, and tell what is assigned to them.
         self._has_warned = False  # Of metrics that are too large to be sent.
         self._restarts = False  # Whether the metrics' variables have to start from zero before the next step.
         self.logs: Any = None
@@ -149,34 +151,61 @@ class MetricLogs:
         self._latest.clear()
         self._sum = np.zeros([self._size])
         self._carried, self._restarts = None, False
-        self._read = ReadLogs()
+        self._read, self._listens = ReadLogs(), False
         self.logs = None
+
+    def pause(self) -> None:
+        """Lets the metrics start from zero for a `fit` or `train_on_batch` of the same model in a callback of this epoch."""
+        read = self._read
+        self.reset()
+        self._paused.append(read)
+
+    def go_on(self) -> None:
+        """Continues the epoch that `pause` has put aside: its steps that Keras has not read count after those of the others."""
+        if not self._paused:
+            return
+        counted, self._read = self._sum, self._paused.pop()
+        further = self._read.further(slice(None))
+        self._set_read(slice(None), counted)
+        self._carried = further + (np.zeros([self._size]) if self._carried is None else self._carried)
+        self._read.is_open = True
+        self._listen()
+        if unread := self._read.unread:
+            self.logs = unread[-1][0]
 
     def begin_anew(self) -> None:
         """Lets the metrics of an epoch start from zero after the steps whose logs Keras has: a callback has reset them."""
         self._by_group.clear()
         self._latest.clear()
         self._set_read(slice(None), 0.0)
-        self._carried, self._restarts, self._read.is_back = self._sum, False, False
+        self._carried, self._restarts, self._read.is_open = self._sum, False, True
 
     def carry(self) -> None:
         """Keeps the sums so far, because others use the metrics next: a callback evaluates in the middle of an epoch."""
-        self._carried, self._restarts, self._read.is_back = self._sum, True, False
+        self._carried, self._restarts, self._read.is_open = self._sum, True, False
         self._by_group.clear()
         self._latest.clear()
+        self._listens = False
 
     def come_back(self) -> None:
         """Notes that those who have used the metrics are done: what a callback assigns to them is meant for this epoch."""
-        self._read.is_back = not self._by_group
-        self._listen()
+        self._read.is_open = True
+        for number, variable in enumerate(self._variables):
+            variable._value.when_assigned = functools.partial(_begin_at, weakref.ref(self), number)
 
     def _listen(self) -> None:
+        """Lets callbacks read the sums of the logs that Keras has, and reset or assign them."""
+        self._listens = True
         for number, variable in enumerate(self._variables):
+            variable._value.known_sum = functools.partial(_part_of_sum, weakref.ref(self), number)
             variable._value.when_assigned = functools.partial(_begin_at, weakref.ref(self), number)
 
     def hand_over(self, logs: Any) -> None:
         """Notes that Keras gets these logs. What a callback resets then counts the steps after them."""
         self._read.hand_over(logs)
+        self._read.is_open = True
+        if not self._listens:  # Others have used the metrics, or a callback has reset them, and these steps were made before.
+            self._listen()
 
     def values(self, model: Any) -> list[Any]:
         """Returns the metrics of an epoch that is not over, as numpy arrays: the sums, or the metrics' variables."""
@@ -210,9 +239,7 @@ class MetricLogs:
             for variable in self._variables if self._restarts else ():
                 variable._value.forget_sum()  # This is no assignment of the program's.
                 variable.assign(tf.zeros(variable.shape, variable.dtype))
-            self._restarts = self._read.is_back = False
-            for number, variable in enumerate(self._variables):  # For callbacks: that of the steps that are done.
-                variable._value.known_sum = functools.partial(_part_of_sum, weakref.ref(self), number)
+            self._restarts, self._read.is_open = False, True
             self._listen()
 
     def add(self, execution: Execution, rows: Any) -> list[Any]:
@@ -258,6 +285,7 @@ class MetricLogs:
     def publish_sums(self) -> None:
         """Gives the metrics' variables their sums, because Keras reads each at the end of an epoch."""
         total = self._sum if self._by_group else self._carried
+        self._listens = False
         if total is not None:
             self._publish(self._variables, total)
 
@@ -282,7 +310,7 @@ class MetricLogs:
         Returns:
             Whether an epoch is not over, so that others need to know.
         """
-        if not self._by_group and not self._read.is_back:
+        if not self._read.is_open:
             return False
         self._model.distribute_strategy.tfdist_hooks.count_steps()  # Those in flight come after it.
         sizes = [variable.shape.num_elements() for variable in self._variables]
@@ -291,16 +319,13 @@ class MetricLogs:
         self._set_read(place, value)
         carried = np.zeros([self._size]) if self._carried is None else self._carried
         self._carried = with_value(carried, place, self._sum[place])
-        if self._read.is_back:  # Until the next step the variables have what the others have counted.
-            self._variables[number]._value.known_sum = lambda: None
+        self._variables[number]._value.known_sum = functools.partial(_part_of_sum, weakref.ref(self), number)
         return True
 
     def _set_read(self, place: slice, value: Any) -> None:
         """Makes `value` the sums at `place` that Keras' last logs are of. Logs that it does not have yet go on from there."""
-        moved, unread = self._read.move(place, value, self._size), self._read.unread
-        with np.errstate(invalid="ignore"):
-            self._sum = moved(self._sum)
-            results = self._metric_logs.unflatten(self._results_of(np.stack([sums for _, sums in unread]))) if unread else ()
+        self._sum, unread = self._read.move(place, value, self._size), self._read.unread
+        results = self._metric_logs.unflatten(self._results_of(np.stack([sums for _, sums in unread]))) if unread else ()
         for (logs, _), result in zip(unread, results, strict=True):
             logs |= self._with_results(logs, result)
 

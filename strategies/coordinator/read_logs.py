@@ -1,10 +1,13 @@
 """How far Keras has read the logs of an epoch: worker groups are steps ahead of it."""
 
+import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+
+_log = logging.getLogger("tfdist")
 
 
 class ReadLogs:
@@ -12,17 +15,18 @@ class ReadLogs:
 
     It lives as long as its epoch: `MetricLogs.reset` makes another one. Groups add logs ahead of Keras, which reads one after
     the other. What a callback assigns to a metric counts from the logs that it sees, as in one process, so the logs that Keras
-    has not read move with it.
+    has not read move with it. While a callback calls `fit` or `train_on_batch` of the same model, `MetricLogs.pause` puts the
+    object aside.
 
     Attributes:
         sums: the sums of the metrics' variables in the logs that Keras has read last, float64 [n]; None before the first.
-        is_back: whether others have used the metrics, such as an `evaluate` in a callback, and the program is in the epoch
-            again, before its next step.
+        is_open: whether what the program assigns to the metrics is meant for this epoch: from its first step, unless others use
+            them, such as an `evaluate` in a callback.
     """
 
     def __init__(self) -> None:
         self.sums: Any = None
-        self.is_back = False
+        self.is_open = False
         self._unread: deque[tuple[Any, Any]] = deque()  # Logs with their sums.
 
     @property
@@ -36,12 +40,27 @@ class ReadLogs:
 
     def hand_over(self, logs: Any) -> None:
         """Notes that Keras gets these logs."""
+        if not any(each is logs for each, _ in self._unread):  # They were left out.
+            return
         while self._unread:
             each, self.sums = self._unread.popleft()
             if each is logs:
                 return
 
-    def move(self, place: slice, value: Any, size: int) -> Callable[[Any], Any]:
+    def further(self, place: slice) -> Any:
+        """Returns what the unread logs add to the sums at a place. Leaves them all out, with a warning, if that is unknown."""
+        if not self._unread:
+            return 0.0
+        if self.sums is not None and not np.isfinite(self.sums[place]).all():  # Nothing can be subtracted.
+            _log.warning(
+                "a callback resets metrics that are not finite: they leave out the %d steps that workers had made before it",
+                len(self._unread),
+            )
+            self._unread.clear()
+            return 0.0
+        return self._unread[-1][1][place] - (0.0 if self.sums is None else self.sums[place])
+
+    def move(self, place: slice, value: Any, size: int) -> Any:
         """Makes `value` the sums at `place` of the logs that Keras has read last. The sums of the unread ones go on from there.
 
         Args:
@@ -50,19 +69,15 @@ class ReadLogs:
             size: how many numbers the sums are.
 
         Returns:
-            A function that moves the sums of all steps in the same way.
+            The sums of all steps.
         """
+        self.further(place)  # Leaves out what cannot move.
         before = np.zeros([size]) if self.sums is None else self.sums
         self.sums = after = with_value(before, place, value)
-        has_unread = bool(self._unread)
-
-        def moved(sums: Any) -> Any:
-            further = sums[place] - before[place] if has_unread else 0.0  # Of what is infinite nothing can be subtracted.
-            return with_value(sums, place, after[place] + further)
-
-        with np.errstate(invalid="ignore"):
-            self._unread = deque((logs, moved(sums)) for logs, sums in self._unread)
-        return moved
+        self._unread = deque(
+            (logs, with_value(sums, place, after[place] + (sums[place] - before[place]))) for logs, sums in self._unread
+        )
+        return self._unread[-1][1] if self._unread else after
 
 
 def with_value(sums: Any, place: slice, value: Any) -> Any:
