@@ -1,6 +1,7 @@
 """Counts of updates under `hogwild`: each group counts its own, schedules and the chief follow those of all groups."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -224,3 +225,22 @@ def learning_rate_of(optimizer: Any) -> Callable[[int], float] | None:
 def innermost(optimizer: Any) -> Any:
     """Returns the optimizer that updates the variables: that inside a LossScaleOptimizer."""
     return getattr(optimizer, "inner_optimizer", None) or optimizer
+
+
+def deciding(optimizer: Any, outer_rates: Callable[[str], tuple[float, float]]) -> Any:
+    """Returns which of the optimizers inside an optimizer decides the outer rates: that with which an outer step is shortest.
+
+    An outer step that is too long for one of them would make its weights diverge.
+
+    Args:
+        optimizer: that of a model, such as a LossScaleOptimizer or a MultiOptimizer.
+        outer_rates: returns the outer learning rate and the outer momentum for the name of an optimizer's class.
+    """
+    updating = [each for each in with_inner(optimizer) if len(with_inner(each)) == 1]
+
+    def length(each: Any) -> float:
+        rate, momentum = outer_rates(type(each).__name__)
+        return rate / (1 - momentum) if momentum < 1 else math.inf
+
+    # Keras' MultiOptimizer builds those that update something.
+    return min([each for each in updating if each.built] or updating, key=length, default=optimizer)
