@@ -32,7 +32,10 @@ class Coordinator:
         self.answers = {0, 1, PS}  # The tasks that answer.
         self.looked = []  # The groups whose links are looked at.
         self.links = SimpleNamespace(
-            groups=frozenset(), sentence=lambda: "", look=lambda group, seconds: self.looked.append((group, seconds))
+            groups=frozenset(),
+            seconds_cut=float,
+            sentence=str,
+            look=lambda group, seconds: self.looked.append((group, seconds)),
         )
 
     def call(self, number, group=0):
