@@ -24,7 +24,7 @@ from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariab
 from tfdist.strategies.keras_hooks import step_logs
 from tfdist.strategies.keras_hooks.checks.metric_trial import leaves
 from tfdist.strategies.keras_hooks.derived_logs import LogFunction, derived_logs
-from tfdist.strategies.keras_hooks.interface import METRICS_LOST, Logs
+from tfdist.strategies.keras_hooks.interface import METRICS_LOST, METRICS_NOT_ZERO, Logs
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.private_api import StatelessScope
 from tfdist.strategies.runtime import chief_device
@@ -64,6 +64,7 @@ class MetricLogs:
         self._paused: list[ReadLogs] = []  # Of the epochs around this one, the innermost last.
         self._listens = False  # Whether the metrics' variables ask for the sums here, and tell what is assigned to them.
         self._has_warned = False  # Of metrics that are too large to be sent.
+        self._has_value = False  # Whether it has warned of metrics that do not start from 0.
         self._restarts = False  # Whether the metrics' variables have to start from zero before the next step.
         self.logs: Any = None
 
@@ -235,12 +236,21 @@ class MetricLogs:
     def begin_steps(self) -> None:
         """Prepares for steps that are about to be scheduled. Call it after their function has been traced."""
         if not self._by_group:
+            if self._carried is None:
+                self._warn_of_values()
             self._sum = np.zeros([self._size]) if self._carried is None else self._carried
             for variable in self._variables if self._restarts else ():
                 variable._value.forget_sum()  # This is no assignment of the program's.
                 variable.assign(tf.zeros(variable.shape, variable.dtype))
             self._restarts, self._read.is_open = False, True
             self._listen()
+
+    def _warn_of_values(self) -> None:
+        """Names, once, a variable that is not 0 after a reset: a maximum, or what a callback has assigned before a step."""
+        named = [] if self._has_value else [each.path for each in self._variables if np.any(each._value.numpy())]
+        if named:
+            self._has_value = True
+            _log.warning(METRICS_NOT_ZERO, named[0])
 
     def add(self, execution: Execution, rows: Any) -> list[Any]:
         """Adds what a group has returned.

@@ -21,7 +21,8 @@ from tfdist.strategies.parameter_server.variables import ServerVariable
 def mean_of_losses():
     """Logs of one mean: a total and a count."""
     logs = MetricLogs(None)
-    logs._variables, logs._size, logs._means = [SimpleNamespace(_value=SimpleNamespace())], 2, [(0, 1)]
+    value = SimpleNamespace(numpy=lambda: np.zeros([2]))
+    logs._variables, logs._size, logs._means = [SimpleNamespace(_value=value)], 2, [(0, 1)]
     logs._metric_logs._places, logs._are_metrics = {"loss": 0}, True
     logs.reset()
     logs.begin_steps()
@@ -127,11 +128,11 @@ def test_the_steps_of_a_call_that_has_failed_count_once(monkeypatch, is_sent, af
 class Counter:
     """A variable of a metric, with what Keras' has."""
 
-    def __init__(self):
-        self.shape, self.synchronization = tf.TensorShape([]), "on_read"
+    def __init__(self, path="total"):
+        self.shape, self.synchronization, self.path = tf.TensorShape([]), "on_read", path
         self._value = SyncOnReadVariable.__new__(SyncOnReadVariable)
         self._value.forget_sum()
-        self._value.__dict__.update(_dtype=tf.float32, _version=0, _coordinator_instance=tf.Variable(0.0))
+        self._value.__dict__.update(_dtype=tf.float32, _version=0, _coordinator_instance=tf.Variable(0.0), _by_replica={})
 
 
 def test_a_callback_reads_the_metrics_of_the_steps_that_are_done():
@@ -148,6 +149,19 @@ def test_a_callback_reads_the_metrics_of_the_steps_that_are_done():
             [result] = logs.add(SimpleNamespace(group=group, counting=(0, 0), order=0), np.array([[8.0 * epoch, 8.0]]))
             assert [float(each._value.value()) for each in (total, count)] == [8.0 * epoch * (group + 1), 8.0 * (group + 1)]
             assert result["loss"] == epoch
+
+
+def test_a_metric_that_does_not_start_from_zero_is_named_once(caplog):
+    """Workers begin their copies with 0, as the copies are added up."""
+    logs = mean_of_losses()
+    logs._variables = [Counter(), Counter("most/value")]
+    logs.begin_steps()
+    assert not caplog.text
+    for _ in range(2):
+        logs.reset()
+        logs._variables[1]._value.assign(-1e9)
+        logs.begin_steps()
+    assert caplog.text.count("the metric variable most/value is not 0 when an epoch begins") == 1
 
 
 def test_a_callback_may_reset_one_metric_within_an_epoch():
