@@ -194,7 +194,8 @@ class Synchronization:
 
         Args:
             inner_optimizer: name of the class of the Keras optimizer, in upper or lower case: "AdamW", "SGD". For a
-                LossScaleOptimizer, the name of its inner optimizer.
+                LossScaleOptimizer, the name of its inner optimizer; for a MultiOptimizer, that of its optimizers with which the
+                outer step is shortest.
             groups: number of worker groups.
         """
         outer = OUTER_OPTIMIZERS[str(self.resolved(groups).outer)]

@@ -110,7 +110,7 @@ class CoordinatorHooks(KerasHooks):
         except Exception as raised:
             error = raised
         for loop in self._loops:
-            loop.reset(error, is_asked=loop in (model.train_function, model.test_function), for_single_batch=False)
+            loop.reset(error, is_asked=loop in (model.train_function, model.test_function))
 
     def leave_call(self, error: BaseException) -> None:
         """See `KerasHooks`. Else the steps in flight would change weights that the program loads or saves next.

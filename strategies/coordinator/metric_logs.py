@@ -9,7 +9,6 @@ import functools
 import logging
 import math
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,11 +19,12 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.calls.execution import Execution
 from tfdist.strategies.coordinator.calls.tensor_fusion import unflatten, unflatten_array
 from tfdist.strategies.coordinator.logs_format import LogsFormat, float64_vector
+from tfdist.strategies.coordinator.read_logs import ReadLogs, with_value
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.keras_hooks import step_logs
 from tfdist.strategies.keras_hooks.checks.metric_trial import leaves
 from tfdist.strategies.keras_hooks.derived_logs import LogFunction, derived_logs
-from tfdist.strategies.keras_hooks.interface import METRICS_LOST, Logs
+from tfdist.strategies.keras_hooks.interface import METRICS_LOST, METRICS_NOT_ZERO, Logs
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.private_api import StatelessScope
 from tfdist.strategies.runtime import chief_device
@@ -60,10 +60,11 @@ class MetricLogs:
         self._latest: dict[tuple[int, tuple[int, int]], int] = {}
         self._sum: Any = np.zeros([0])
         self._carried: Any = None  # The sums of an epoch until a callback has reset the metrics in its middle.
-        self._unread: deque[tuple[Any, Any]] = deque()  # Logs that Keras does not have yet, with their sums.
-        self._read: Any = None  # The sums of the logs that it got last; None before the first.
-        self._is_back = False  # Whether others have used the metrics, and the program is in the epoch again.
+        self._read = ReadLogs()  # What Keras has of them.
+        self._paused: list[ReadLogs] = []  # Of the epochs around this one, the innermost last.
+        self._listens = False  # Whether the metrics' variables ask for the sums here, and tell what is assigned to them.
         self._has_warned = False  # Of metrics that are too large to be sent.
+        self._has_value = False  # Whether it has warned of metrics that do not start from 0.
         self._restarts = False  # Whether the metrics' variables have to start from zero before the next step.
         self.logs: Any = None
 
@@ -150,38 +151,61 @@ class MetricLogs:
         self._latest.clear()
         self._sum = np.zeros([self._size])
         self._carried, self._restarts = None, False
-        self._unread.clear()
-        self._read, self._is_back = None, False
+        self._read, self._listens = ReadLogs(), False
         self.logs = None
+
+    def pause(self) -> None:
+        """Lets the metrics start from zero for a `fit` or `train_on_batch` of the same model in a callback of this epoch."""
+        read = self._read
+        self.reset()
+        self._paused.append(read)
+
+    def go_on(self) -> None:
+        """Continues the epoch that `pause` has put aside: its steps that Keras has not read count after those of the others."""
+        if not self._paused:
+            return
+        counted, self._read = self._sum, self._paused.pop()
+        further = self._read.further(slice(None))
+        self._set_read(slice(None), counted)
+        self._carried = further + (np.zeros([self._size]) if self._carried is None else self._carried)
+        self._read.is_open = True
+        self._listen()
+        if unread := self._read.unread:
+            self.logs = unread[-1][0]
 
     def begin_anew(self) -> None:
         """Lets the metrics of an epoch start from zero after the steps whose logs Keras has: a callback has reset them."""
         self._by_group.clear()
         self._latest.clear()
         self._set_read(slice(None), 0.0)
-        self._carried, self._restarts, self._is_back = self._sum, False, False
+        self._carried, self._restarts, self._read.is_open = self._sum, False, True
 
     def carry(self) -> None:
         """Keeps the sums so far, because others use the metrics next: a callback evaluates in the middle of an epoch."""
-        self._carried, self._restarts, self._is_back = self._sum, True, False
+        self._carried, self._restarts, self._read.is_open = self._sum, True, False
         self._by_group.clear()
         self._latest.clear()
+        self._listens = False
 
     def come_back(self) -> None:
         """Notes that those who have used the metrics are done: what a callback assigns to them is meant for this epoch."""
-        self._is_back = not self._by_group
-        self._listen()
+        self._read.is_open = True
+        for number, variable in enumerate(self._variables):
+            variable._value.when_assigned = functools.partial(_begin_at, weakref.ref(self), number)
 
     def _listen(self) -> None:
+        """Lets callbacks read the sums of the logs that Keras has, and reset or assign them."""
+        self._listens = True
         for number, variable in enumerate(self._variables):
+            variable._value.known_sum = functools.partial(_part_of_sum, weakref.ref(self), number)
             variable._value.when_assigned = functools.partial(_begin_at, weakref.ref(self), number)
 
     def hand_over(self, logs: Any) -> None:
         """Notes that Keras gets these logs. What a callback resets then counts the steps after them."""
-        while self._unread:
-            each, self._read = self._unread.popleft()
-            if each is logs:
-                return
+        self._read.hand_over(logs)
+        self._read.is_open = True
+        if not self._listens:  # Others have used the metrics, or a callback has reset them, and these steps were made before.
+            self._listen()
 
     def values(self, model: Any) -> list[Any]:
         """Returns the metrics of an epoch that is not over, as numpy arrays: the sums, or the metrics' variables."""
@@ -197,7 +221,7 @@ class MetricLogs:
         """
         total, *of_variables = values
         if not of_variables:
-            self._carried = self._read = total
+            self._carried = self._read.sums = total
             # For an epoch that has no step left. Its steps may not be traced yet, so the variables are looked up here.
             return self._publish(self._variables_to_send(), total)
         variables = model.metrics_variables
@@ -211,14 +235,21 @@ class MetricLogs:
     def begin_steps(self) -> None:
         """Prepares for steps that are about to be scheduled. Call it after their function has been traced."""
         if not self._by_group:
+            if self._carried is None:
+                self._warn_of_values()
             self._sum = np.zeros([self._size]) if self._carried is None else self._carried
             for variable in self._variables if self._restarts else ():
                 variable._value.forget_sum()  # This is no assignment of the program's.
                 variable.assign(tf.zeros(variable.shape, variable.dtype))
-            self._restarts = self._is_back = False
-            for number, variable in enumerate(self._variables):  # For callbacks: that of the steps that are done.
-                variable._value.known_sum = functools.partial(_part_of_sum, weakref.ref(self), number)
+            self._restarts, self._read.is_open = False, True
             self._listen()
+
+    def _warn_of_values(self) -> None:
+        """Names, once, a variable that is not 0 after a reset: a maximum, or what a callback has assigned before a step."""
+        named = [] if self._has_value else [each.path for each in self._variables if np.any(each._value.numpy())]
+        if named:
+            self._has_value = True
+            _log.warning(METRICS_NOT_ZERO, named[0])
 
     def add(self, execution: Execution, rows: Any) -> list[Any]:
         """Adds what a group has returned.
@@ -244,7 +275,7 @@ class MetricLogs:
                 results = self._metric_logs.unflatten(self._results_of(sums))
             self._sum, self._by_group[group] = sums[-1], metrics[-1]
             logs = [self._with_results(each, result) for each, result in zip(logs, results, strict=True)]
-            self._unread.extend(zip(logs, sums, strict=True))
+            self._read.add(logs, sums)
         self.logs = logs[-1]
         return logs
 
@@ -263,6 +294,7 @@ class MetricLogs:
     def publish_sums(self) -> None:
         """Gives the metrics' variables their sums, because Keras reads each at the end of an epoch."""
         total = self._sum if self._by_group else self._carried
+        self._listens = False
         if total is not None:
             self._publish(self._variables, total)
 
@@ -287,33 +319,24 @@ class MetricLogs:
         Returns:
             Whether an epoch is not over, so that others need to know.
         """
-        if not self._by_group and not self._is_back:
+        if not self._read.is_open:
             return False
         self._model.distribute_strategy.tfdist_hooks.count_steps()  # Those in flight come after it.
         sizes = [variable.shape.num_elements() for variable in self._variables]
         place = slice(sum(sizes[:number]), sum(sizes[: number + 1]))
-        self._by_group = {group: _with(counted, place, 0.0) for group, counted in self._by_group.items()}
+        self._by_group = {group: with_value(counted, place, 0.0) for group, counted in self._by_group.items()}
         self._set_read(place, value)
-        self._carried = _with(np.zeros([self._size]) if self._carried is None else self._carried, place, self._sum[place])
-        if self._is_back:  # Until the next step the variables have what the others have counted.
-            self._variables[number]._value.known_sum = lambda: None
+        carried = np.zeros([self._size]) if self._carried is None else self._carried
+        self._carried = with_value(carried, place, self._sum[place])
+        self._variables[number]._value.known_sum = functools.partial(_part_of_sum, weakref.ref(self), number)
         return True
 
     def _set_read(self, place: slice, value: Any) -> None:
         """Makes `value` the sums at `place` that Keras' last logs are of. Logs that it does not have yet go on from there."""
-        read = np.zeros([self._size]) if self._read is None else self._read
-        self._read = _with(read, place, value)
-
-        def moved(sums: Any) -> Any:
-            further = sums[place] - read[place] if self._unread else 0.0  # Of what is infinite nothing can be subtracted.
-            return _with(sums, place, self._read[place] + further)
-
-        with np.errstate(invalid="ignore"):
-            self._sum, unread = moved(self._sum), [(logs, moved(sums)) for logs, sums in self._unread]
-            results = self._metric_logs.unflatten(self._results_of(np.stack([sums for _, sums in unread]))) if unread else ()
+        self._sum, unread = self._read.move(place, value, self._size), self._read.unread
+        results = self._metric_logs.unflatten(self._results_of(np.stack([sums for _, sums in unread]))) if unread else ()
         for (logs, _), result in zip(unread, results, strict=True):
             logs |= self._with_results(logs, result)
-        self._unread = deque(unread)
 
     def _with_results(self, logs: Any, results: Any) -> Any:
         if self._are_metrics:
@@ -358,12 +381,6 @@ def _noting_means(model: Any) -> Iterator[dict[int, Any]]:
             del metric.__dict__["result"]
 
 
-def _with(sums: Any, place: slice, value: Any) -> Any:
-    sums = np.array(sums)
-    sums[place] = np.ravel(value)
-    return sums
-
-
 def _begin_at(reference: "weakref.ref[MetricLogs]", number: int, value: Any) -> bool:
     return (logs := reference()) is not None and logs.begin_at(number, value)
 
@@ -375,5 +392,5 @@ def _part_of_sum(reference: "weakref.ref[MetricLogs]", number: int) -> Any:
     """
     if (logs := reference()) is None:
         return None
-    total = logs._sum if logs._read is None else logs._read
+    total = logs._sum if logs._read.sums is None else logs._read.sums
     return unflatten_array(total, [tuple(variable.shape) for variable in logs._variables])[number]

@@ -203,7 +203,7 @@ class TrainingLoop:
             self.reset(None)
             batch = as_tensors(next(iterator))
             self._check_step(lambda: batch)
-            return self._steps.one_batch(batch)
+            return self._one_batch(batch)
         epoch = self._enter(iterator)
         if epoch.error is not None:
             error, epoch.error = epoch.error, None
@@ -221,6 +221,15 @@ class TrainingLoop:
         logs = epoch.ready.popleft()
         self.metric_logs.hand_over(logs)
         return logs
+
+    def _one_batch(self, batch: Any) -> Logs:
+        if self._open_epochs.of(self) is None:
+            return self._steps.one_batch(batch)
+        self.metric_logs.pause()  # A callback calls `train_on_batch`.
+        try:
+            return self._steps.one_batch(batch)
+        finally:
+            self.metric_logs.go_on()
 
     def _add_one(self, iterator: BatchIterator) -> list[Logs] | None:
         """Waits for an execution of an epoch, and adds its steps. Returns None if there is none."""
@@ -256,10 +265,11 @@ class TrainingLoop:
             self._executions.wait_until_idle()
             if other.is_around():  # A callback of its `fit` calls `fit` of the same model: it goes on later.
                 other.ready += self._steps.rest()
+                self.metric_logs.pause()  # Both use the same metrics.
             else:  # It was interrupted. Its last steps count, but not in the logs of this epoch.
                 self._end_within(other)
                 self.end(other)
-            self.metric_logs.reset()  # As Keras does: both epochs use the same metrics.
+                self.metric_logs.reset()
         if self._open_epochs.end_interrupted():
             gc.collect()  # Their models may be gone for the program. Then they are freed before this one takes memory.
         epoch = _Epoch(self, iterator)
@@ -277,6 +287,8 @@ class TrainingLoop:
         self._add_finished(epoch)
         self._steps.rest()
         self._open_epochs.end(epoch)
+        if self._open_epochs.of(self) is not None:  # A callback of this `fit` has called the one of the epoch.
+            self.metric_logs.go_on()
 
     def finishes_within(self, epoch: _Epoch, seconds: float) -> bool:
         """Waits for the executions of an epoch, and returns whether they have finished within that many seconds."""
@@ -294,7 +306,7 @@ class TrainingLoop:
         while (logs := self._add_one(epoch.iterator)) is not None:
             epoch.ready += logs
 
-    def reset(self, error: Exception | None, is_asked: bool = True, for_single_batch: bool = True) -> None:
+    def reset(self, error: Exception | None, is_asked: bool = True) -> None:
         """Prepares for metrics that start from zero. Nothing is in flight.
 
         An epoch that is not over, because a callback evaluates within it, goes on later with its own sums. If a callback of its
@@ -303,7 +315,6 @@ class TrainingLoop:
         Args:
             error: what a step raised while the strategy waited for it; for the epoch that is not over.
             is_asked: whether the metrics of this model start from zero, not those of another one that a callback trains.
-            for_single_batch: whether they do for `train_on_batch`. Else done steps whose logs Keras does not have count.
         """
         self._steps.reset()
         if self._open_epochs.end_interrupted_of(self, error):  # No later step counts with its steps.
@@ -316,8 +327,6 @@ class TrainingLoop:
         self._add_finished(epoch)
         if not is_asked or not epoch.is_in_its_call():
             self.metric_logs.carry()
-        elif for_single_batch:
-            self.metric_logs.reset()
         else:
             self.metric_logs.begin_anew()
 
@@ -328,8 +337,9 @@ class TrainingLoop:
         self._end_within(epoch)
         self._add_finished(epoch)
         self.metric_logs.publish_sums()
+        logs = self.metric_logs.logs
         self.end(epoch)
         if (around := self._open_epochs.innermost()) is not None:
             around.metric_logs.come_back()
         self.are_read = True
-        return self.metric_logs.logs
+        return logs

@@ -27,6 +27,7 @@ from tfdist.strategies.hogwild.replicas.step_counters import (
     StepCounters,
     counter_of,
     counters_of,
+    deciding,
     innermost,
     learning_rate_of,
     optimizers_by_variable,
@@ -90,9 +91,6 @@ class GroupCalls:
         groups = len(strategy.worker_groups)
         self._since = [0] * groups  # Inner steps of each group since its last synchronization.
         self._turns = [0] * groups  # Pushes of each group, without those that are in no round.
-        if trains:  # The model keeps them as long as it is trained, also in its checkpoints.
-            position = self._replicas.position_of(model)
-            self._since, self._turns = position.since, position.turns
         # A replica that several groups train at once does not show what one of them has counted.
         self.counters = StepCounters(counters_of(model), trains and not strategy.shares_replicas, groups, moves=trains)
         self._numbers = CallNumbers(rates_of(model) if trains else (), self.counters.known)
@@ -103,7 +101,9 @@ class GroupCalls:
             given, groups, strategy.steps_per_synchronization, longest, options.fragments, compression=options.compression
         )
         if trains:
-            strategy.delay = self.delay
+            strategy.delay, position = self.delay, self._replicas.position_of(model)
+            # The model keeps them as long as it is trained, also in its checkpoints.
+            self._since, self._turns = position.since, position.turns
         self.measures = trains and stacks_results
         self._steps = InnerSteps(strategy, model, step, self.counters, self._numbers, stacks_results, self.measures)
         self._function = GroupFunction(strategy, self._steps)
@@ -117,7 +117,7 @@ class GroupCalls:
         self._identity = object()
         self._has_begun = False  # Whether the blocks have been this object's to train.
         self._averages_momentum = trains and bool(options.average_momentum)
-        optimizer = innermost(getattr(model, "optimizer", None))
+        optimizer = deciding(getattr(model, "optimizer", None), lambda name: options.outer_rates(name, groups))
         inner, learning_rate = type(optimizer).__name__, learning_rate_of(optimizer) if trains else None
         rates, farthest = options.outer_rates(inner, groups), options.farthest(inner, groups)
         self._rates = OuterSchedule(rates, farthest, learning_rate, every=groups * self.delay.between)

@@ -22,6 +22,13 @@ METRICS_LOST = "the metrics of this epoch of %s count only what follows the rest
 """A warning, with the name of the model: its metrics have not the variables that a backup has values for."""
 
 
+METRICS_NOT_ZERO = (
+    "the metric variable %s is not 0 when an epoch begins, and workers count from 0, so the logs lack its value; let it start "
+    "from 0, and add the number in result()"
+)
+"""A warning, with the path of the variable."""
+
+
 class KerasHooks(abc.ABC):
     """The interface between Keras' loop and a strategy, which holds one as `tfdist_hooks`.
 

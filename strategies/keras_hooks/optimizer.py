@@ -292,23 +292,30 @@ def held_optimizers(model: Any) -> list[Any]:
     Lists, tuples, sets and dicts in these attributes are searched, too. `with_inner` adds the optimizers inside them.
     """
     layers = (model, *model._flatten_layers(include_self=False))
-    waiting = [getattr(model, "optimizer", None), *(value for layer in layers for value in vars(layer).values())]
+    return _optimizers_in([getattr(model, "optimizer", None), *(value for layer in layers for value in vars(layer).values())])
+
+
+def _optimizers_in(waiting: list[Any]) -> list[Any]:
+    """Returns the optimizers among values, and in lists, tuples, sets and dicts among them, each once."""
     found: dict[int, Any] = {}
     for value in waiting:  # It grows by the contents of containers.
         if id(value) in found:
             continue
         found[id(value)] = value
-        if isinstance(value, dict):
-            waiting += value.values()
-        elif isinstance(value, list | tuple | set):
-            waiting += value
+        if isinstance(value, dict | list | tuple | set):  # `+=` would make a list of its own of TensorFlow's ListWrapper.
+            waiting.extend(value.values() if isinstance(value, dict) else value)
     return [value for value in found.values() if isinstance(value, keras.optimizers.Optimizer)]
 
 
 def with_inner(optimizer: Any) -> list[Any]:
-    """Returns an optimizer and the optimizers inside it; nothing for None."""
-    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", [])]
-    return [each for each in [optimizer, *inner] if each is not None]
+    """Returns an optimizer and the optimizers that it holds, in its attributes too, and those in these; nothing for None."""
+    found, waiting = {}, [optimizer]
+    for each in waiting:  # It grows by those inside.
+        if each is not None and id(each) not in found:
+            found[id(each)] = each
+            waiting += [getattr(each, "inner_optimizer", None), *getattr(each, "optimizers", [])]
+            waiting += _optimizers_in(list(getattr(each, "__dict__", {}).values()))
+    return list(found.values())
 
 
 def adopt_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> None:

@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.critical_section import critical_section
@@ -87,6 +88,23 @@ class NextNumber:
 for _name in tf.Tensor.OVERLOADABLE_OPERATORS:  # Schedules and optimizers of the user's own compute with a counter.
     if hasattr(KerasVariable, _name):
         setattr(NextNumber, _name, getattr(KerasVariable, _name))  # It uses nothing but `value`.
+
+
+class NextProduct(NextNumber):
+    """Stands for Nadam's product of momentum factors while a step is traced: what the step makes of 1 is its own factor."""
+
+    @property
+    def value(self) -> Any:
+        """1 at first, then the product of the factors of all steps that have taken their number, a scalar."""
+        return tf.ones((), self._counter.dtype) if self._taken is None else self._taken
+
+    def assign(self, value: Any) -> None:
+        """Multiplies the product by a factor. No other group reads it in between."""
+        if _is_first():
+            product = unwrapped(self._counter._value)
+            with critical_section("tfdist_counters", product.device, [value]), tf.device(product.device):
+                self._taken = product.read_parts() * value
+                product.assign(self._taken)
 
 
 class TakenSums:
@@ -182,9 +200,12 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
         return original(optimizer, grads, trainable_variables)
     if optimizer.use_ema:
         build_scope.outside_of_steps(optimizer._distribution_strategy, lambda: _begin_averages(optimizer))
-    if not (steps or overwrite):
+    is_nadam = isinstance(optimizer, keras.optimizers.Nadam)
+    if not (steps or overwrite or is_nadam):
         return original(optimizer, grads, trainable_variables)
     stand_ins: dict[str, Any] = {"_iterations": NextNumber(optimizer._iterations)}
+    if is_nadam:
+        stand_ins["_u_product"] = NextProduct(optimizer._u_product)
     if steps:
         stand_ins["_accumulated_gradients"] = _stand_ins_of_sums(optimizer)
     with _with(optimizer, **stand_ins):

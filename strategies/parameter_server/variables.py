@@ -16,6 +16,7 @@ from tfdist.strategies.parameter_server.relative_assigns import change_of, note_
 from tfdist.strategies.parameter_server.row_access import RowAccess
 from tfdist.strategies.private_api import (
     CachingVariable,
+    ResourceVariable,
     in_stateless_scope,
     record_operation,
     register_tensor_conversion,
@@ -23,6 +24,7 @@ from tfdist.strategies.private_api import (
     variable_accessed,
 )
 from tfdist.strategies.private_api.overrides import overrides
+from tfdist.strategies.runtime import chief_device
 from tfdist.strategies.variable_base import rows_by_part
 
 
@@ -91,6 +93,15 @@ class ServerVariable(CachingVariable):
             return super().gather_nd(indices, name)
         # TensorFlow's operation takes a variable of another task for a scalar.
         return tf.gather_nd(self.read_value(), indices, name=name)
+
+    def batch_scatter_update(self, sparse_delta: Any, use_locking: Any = False, name: Any = None) -> Any:
+        """Assigns slices of rows, or of the last dimension of their indices, as `tf.Variable.batch_scatter_update`."""
+        if not tf.executing_eagerly():
+            return super().batch_scatter_update(sparse_delta, use_locking, name)
+        with tf.device(chief_device.DEVICE):  # See `gather_nd`.
+            updated = ResourceVariable(self.read_value(), trainable=False)
+            updated.batch_scatter_update(sparse_delta)
+            return self.assign(updated.value())
 
     def _in_place(self, value: Any) -> Any:
         return fused_reads.current().read_in_place(self, value)

@@ -43,6 +43,8 @@ seed_generator_module: Any = need("keras.src.random", "seed_generator")
 # Keras 3.10 writes the name out.
 GLOBAL_SEED_GENERATOR: str = getattr(seed_generator_module, "GLOBAL_SEED_GENERATOR", "global_seed_generator")
 tf_random_seed: Any = need("tensorflow.python.framework", "random_seed")
+# The name of the variable with the state of a tf.random.Generator, which TensorFlow writes out.
+GENERATOR_STATE = "StateVar"
 
 # The operations that Keras' layers call on TensorFlow.
 keras_numpy: Any = need("keras.src.backend.tensorflow", "numpy")

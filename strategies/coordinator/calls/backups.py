@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from tfdist.strategies.coordinator.calls.execution import State
 from tfdist.strategies.coordinator.calls.executions import Executions
@@ -58,19 +58,26 @@ class Backups:
 
     def back_up(self) -> None:
         """Gives up groups that run something for long and do not answer, and schedules that again."""
-        if len(self._membership.owners) == 1 or not self._executions.late():
+        if not self._executions.late():
+            return
+        if len(self._membership.owners) == 1:
+            self._look_at_links()
             return  # A single group is waited for: it stays exact.
         late = self._executions.late(SHARE)
         silent = self._answers.silent_in({group for each in late for group in list(each.running)}, SILENT_SECONDS)
         if any(e.state is State.QUEUED for e in self._executions.in_flight()):
             return  # Other groups do that first. Meanwhile the worker may be back, and then no batch counts twice.
         self._answers.leave_out(silent)
+        self._look_at_links(silent)
+        for execution in late:
+            self._executions.back_up(execution)
+
+    def _look_at_links(self, silent: Collection[int] = ()) -> None:
+        """Asks the workers of groups that run something for very long, but for the `silent` ones, whether they reach the ps."""
         stuck = self._executions.late(seconds=LINK_SHARE * self._lost_seconds, times=LINK_TIMES)
         for group in {group for each in stuck for group in list(each.running)}.difference(silent):
             if self._membership.is_live(group):
                 self._answers.leave_out_if_cut(group, self._lost_seconds / 2)
-        for execution in late:
-            self._executions.back_up(execution)
 
     def give_up_idle(self) -> None:
         """Gives up live groups that run nothing and do not answer: the chief's next new function would wait for them."""

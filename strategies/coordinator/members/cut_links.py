@@ -4,6 +4,7 @@ TensorFlow takes such a ps for lost, which ends the training. Here the group is 
 """
 
 import logging
+import math
 import re
 import threading
 import time
@@ -46,18 +47,23 @@ class CutLinks:
         self._group_of = {group.devices[0]: group.number for group in groups}
         self._servers = tuple(servers)
         self._membership = membership
-        self._found: dict[int, str] = {}
+        self._found: dict[int, tuple[str, float]] = {}  # A sentence, and since when the link has been silent.
         self._probes: dict[int, _Probe] = {}
         self._passing: dict[int, list[float]] = {number: [] for number in self._members}  # When those errors came.
 
     @property
     def groups(self) -> frozenset[int]:
-        """The groups that are left out."""
+        """The groups that are left out, or the only one, which is waited for."""
         return frozenset(self._found)
+
+    def seconds_cut(self) -> float:
+        """Returns for how long a link of each group has been silent; 0.0 if some group has none that is cut."""
+        found = dict(self._found)
+        return time.monotonic() - max(since for _, since in found.values()) if len(found) == len(self._members) else 0.0
 
     def sentence(self) -> str:
         """Returns which workers do not reach which tasks; empty if none is left out."""
-        return "; ".join(dict.fromkeys(self._found.values()))
+        return "; ".join(dict.fromkeys(found for found, _ in self._found.values()))
 
     def leave_out(self, error: Exception, device: str) -> bool:
         """Leaves out the group with this leader if the error of its call is that of a cut link. Returns whether it did.
@@ -78,20 +84,22 @@ class CutLinks:
         named = [task for task in self._needed(group) if task.name in names]
         if len(named) < 2 or not _do_answer(self._needed(group)) or self._values(group) is None:
             return False  # A task is gone, or has been restarted.
-        self._leave(group, named)
+        self._note(group, named, time.monotonic())
+        self._membership.leave(group)
         return True
 
-    def _leave(self, group: int, tasks: Sequence[Task]) -> None:
+    def _note(self, group: int, tasks: Sequence[Task], since: float) -> None:
         found = f"the link between {' and '.join(waiting_for([task]) for task in tasks)} is cut, although they answer this task"
-        self._found[group] = found
-        _log.warning("%s; worker group %d is left out until it is back", found, group)
-        self._membership.leave(group)
+        self._found[group] = found, since
+        is_only = len(self._members) == 1
+        _log.warning("%s; %s until it is back", found, "training waits" if is_only else f"worker group {group} is left out")
 
     def look(self, group: int, seconds: float) -> None:
         """Leaves out a group that runs something for very long if a link of it is cut. Call it again and again.
 
-        Its call fails only when TCP gives the link up, after twice `lost_timeout` and more, and the other groups would wait for
-        it at the end of an epoch. So its workers are asked for small values of the tasks that they need.
+        Its call fails only when TCP gives the link up, after twice `lost_timeout`, and gRPC's next attempt after 20 s more, and
+        the other groups would wait for it at the end of an epoch. So its workers are asked for small values of the tasks that
+        they need. The only group is not left out: if the link is back in time, its call goes on.
 
         Args:
             group: the number of the group.
@@ -106,7 +114,9 @@ class CutLinks:
             and _do_answer(self._needed(group))
             and not probe.is_over
         ):
-            self._leave(group, link)
+            self._note(group, link, probe.begun)
+            if len(self._members) > 1:
+                self._membership.leave(group)
             probe.when_over(lambda: self._found.pop(group, None))
 
     def wait(self, device: str, is_over: Callable[[], bool]) -> None:
@@ -148,19 +158,22 @@ class _Probe:
     Args:
         workers: the workers.
         needed: these tasks; the workers themselves are among them, and get their own value, too.
+
+    Attributes:
+        begun: the moment when they were asked; infinite before.
     """
 
     def __init__(self, workers: Sequence[Task], needed: Sequence[Task]) -> None:
         self._links = [(worker, task) for worker in workers for task in needed]
         self._waiting: set[tuple[Task, Task]] = set()
-        self._begun: float | None = None
+        self.begun = math.inf
         self._when_over: Callable[[], object] = lambda: None
         self._has_all = False  # Whether all values have arrived.
 
     @property
     def is_over(self) -> bool:
         """Whether all values have arrived, or calls have failed."""
-        return self._begun is not None and not self._waiting
+        return self.begun < math.inf and not self._waiting
 
     def silent_link(self, seconds: float) -> tuple[Task, Task] | None:
         """Returns the tasks of a link over which no value has come in that time. Begins to ask with the first call.
@@ -168,13 +181,13 @@ class _Probe:
         Returns:
             None if there is none, or if a worker does not even get its own value: it is busy.
         """
-        if self._begun is None:
-            self._begun = time.monotonic()
+        if self.begun == math.inf:
+            self.begun = time.monotonic()
             self._waiting.update(self._links)
             for link in self._links:
                 threading.Thread(target=self._ask, args=link, name="tfdist-links", daemon=True).start()
         waiting = set(self._waiting)
-        if time.monotonic() - self._begun < seconds or any(worker is task for worker, task in waiting):
+        if time.monotonic() - self.begun < seconds or any(worker is task for worker, task in waiting):
             return None
         return min(waiting, key=self._links.index, default=None)
 

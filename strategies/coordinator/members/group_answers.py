@@ -51,6 +51,10 @@ class GroupAnswers:
         indices, cut = {task.index for task in silent}, self._links.groups
         return any(indices.isdisjoint(tasks) for group, tasks in self._tasks_of.items() if group not in cut)
 
+    def seconds_cut(self) -> float:
+        """Returns for how long no group has reached what it needs, although its workers answer."""
+        return self._links.seconds_cut()
+
     def why_incomplete(self, silent: Sequence[Task]) -> str:
         """Returns what is wrong with the groups if none is complete."""
         found = [f"there is no answer from {waiting_for(silent)}"] if silent else []

@@ -1,6 +1,7 @@
 """Counts of updates under `hogwild`: each group counts its own, schedules and the chief follow those of all groups."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind, LocalVariable, local_variables
 from tfdist.strategies.keras_hooks.optimizer import held_optimizers, with_inner
-from tfdist.strategies.private_api import LearningRateSchedule, patches
+from tfdist.strategies.private_api import LearningRateSchedule, in_stateless_scope, patches
 from tfdist.strategies.runtime import chief_device
 
 _number_for: Callable[[Any], Any] | None = None
@@ -17,14 +18,25 @@ _number_for: Callable[[Any], Any] | None = None
 
 
 def install() -> None:
-    """Makes learning-rate schedules follow the steps of all groups together. Calling it again does nothing."""
+    """Makes schedules, and what a program adds to a counter, follow the steps of all groups. Calling it again does nothing."""
     patches.LEARNING_RATE.patch(_current_learning_rate)
+    for method in patches.ASSIGN_IN_PLACE.values():
+        method.patch(_count_before)
 
 
 def _current_learning_rate(original: Callable[..., Any], optimizer: Any) -> Any:
     if _number_for is not None and isinstance(optimizer._learning_rate, LearningRateSchedule):
         return optimizer._learning_rate(_number_for(optimizer))
     return original(optimizer)
+
+
+def _count_before(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    """Adds to a counter with the steps in flight. Keras reads it before it assigns the sum, which would lack them."""
+    if tf.executing_eagerly() and not in_stateless_scope():
+        for counter in local_variables(variable._value):
+            if counter.kind is Kind.COUNTER:
+                counter.tfdist_strategy.local_replicas.count_steps()
+    return original(variable, value)
 
 
 @contextlib.contextmanager
@@ -213,3 +225,22 @@ def learning_rate_of(optimizer: Any) -> Callable[[int], float] | None:
 def innermost(optimizer: Any) -> Any:
     """Returns the optimizer that updates the variables: that inside a LossScaleOptimizer."""
     return getattr(optimizer, "inner_optimizer", None) or optimizer
+
+
+def deciding(optimizer: Any, outer_rates: Callable[[str], tuple[float, float]]) -> Any:
+    """Returns which of the optimizers inside an optimizer decides the outer rates: that with which an outer step is shortest.
+
+    An outer step that is too long for one of them would make its weights diverge.
+
+    Args:
+        optimizer: that of a model, such as a LossScaleOptimizer or a MultiOptimizer.
+        outer_rates: returns the outer learning rate and the outer momentum for the name of an optimizer's class.
+    """
+    updating = [each for each in with_inner(optimizer) if len(with_inner(each)) == 1]
+
+    def length(each: Any) -> float:
+        rate, momentum = outer_rates(type(each).__name__)
+        return rate / (1 - momentum) if momentum < 1 else math.inf
+
+    # Keras' MultiOptimizer builds those that update something.
+    return min([each for each in updating if each.built] or updating, key=length, default=optimizer)

@@ -16,7 +16,13 @@ from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.members.named_resource import NamedVariable
 from tfdist.strategies.coordinator.sync_on_read_variable import HandleSpec
 from tfdist.strategies.hogwild.synchronization.by_reference import ByReference
-from tfdist.strategies.private_api import is_saving, outermost_graph, register_tensor_conversion, variable_accessed
+from tfdist.strategies.private_api import (
+    GENERATOR_STATE,
+    is_saving,
+    outermost_graph,
+    register_tensor_conversion,
+    variable_accessed,
+)
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.runtime import chief_device, interrupts
 from tfdist.strategies.variable_base import ON_HANDLE, VariableBase
@@ -60,7 +66,7 @@ _WRITES = {
 
 
 def _kind_of(name: str, shape: tf.TensorShape, kwargs: dict[str, Any]) -> Kind:
-    if "seed_generator_state" in name:
+    if "seed_generator_state" in name or name == GENERATOR_STATE:
         return Kind.SEED
     # Only these arguments tell the variables of Keras' optimizers from a model's own.
     first_only = kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA

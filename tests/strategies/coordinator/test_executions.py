@@ -31,9 +31,8 @@ class Coordinator:
         self.disconnected = []
         self.answers = {0, 1, PS}  # The tasks that answer.
         self.looked = []  # The groups whose links are looked at.
-        self.links = SimpleNamespace(
-            groups=frozenset(), sentence=lambda: "", look=lambda group, seconds: self.looked.append((group, seconds))
-        )
+        look = lambda group, seconds: self.looked.append((group, seconds))  # noqa: E731
+        self.links = SimpleNamespace(groups=frozenset(), seconds_cut=float, sentence=str, look=look)
 
     def call(self, number, group=0):
         """Calls a scheduled function on a group. An error goes to the function, as from a queue reader."""

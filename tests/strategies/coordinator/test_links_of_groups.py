@@ -9,8 +9,13 @@ import pytest
 import tensorflow as tf
 
 from tfdist.cluster import Task
+from tfdist.strategies.coordinator.calls.backups import Backups
+from tfdist.strategies.coordinator.calls.execution import State
+from tfdist.strategies.coordinator.calls.executions import Executions, WorkersGoneError
 from tfdist.strategies.coordinator.members import cut_links
+from tfdist.strategies.coordinator.members.call_gate import CallGate
 from tfdist.strategies.coordinator.members.cut_links import CutLinks
+from tfdist.strategies.coordinator.members.group_answers import GroupAnswers
 from tfdist.strategies.coordinator.members.membership import Membership
 from tfdist.strategies.coordinator.members.recovery import Recovery
 
@@ -161,6 +166,35 @@ def test_a_link_that_is_back_just_when_its_group_is_left_out_keeps_it_out_no_lon
 
     until(is_left_out)
     until(lambda: not cluster.links.groups)
+
+
+def test_the_only_group_with_a_link_that_is_cut_is_waited_for_until_the_lost_timeout_from_its_first_silence(
+    cluster, hanging, monkeypatch, caplog
+):
+    """Its call would fail when TCP gives the link up, after twice as long, and its group would have as long again."""
+    membership, moment = Membership(GROUPS[:1]), time.monotonic
+    links = CutLinks(GROUPS[:1], WORKERS, PS, membership)
+    executions = Executions(None, GroupAnswers(GROUPS[:1], WORKERS, membership, links), membership, CallGate())
+    monkeypatch.setattr("tfdist.strategies.coordinator.calls.executions.schedule_on_coordinator", lambda *_: None)
+    monkeypatch.setattr("tfdist.strategies.coordinator.calls.executions.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("tfdist.strategies.coordinator.members.group_answers.answering", lambda tasks, *_: set(tasks))
+    execution = executions.schedule(lambda group: None, "fit")
+    execution.running[0], execution.state = executions._clock() - 20.0, State.RUNNING
+    backups, cluster.cut = Backups(executions, executions._answers, membership, 60.0), [{WORKERS[0], PS[1]}]
+    backups.back_up()  # It asks.
+    monkeypatch.setattr(cut_links.time, "monotonic", lambda: moment() + 31.0)
+
+    def is_found():
+        backups.back_up()
+        return links.groups == {0}
+
+    until(is_found)
+    assert "the link between worker:0 (w0:1) and ps:1 (p1:1) is cut" in caplog.text and "training waits until" in caplog.text
+    assert membership.live == {0} and not executions.wait_for("fit", 0.2)  # There is time left.
+    monkeypatch.setattr(cut_links.time, "monotonic", lambda: moment() + 61.0)
+    monkeypatch.setattr(executions, "cancel", lambda: None)
+    with pytest.raises(WorkersGoneError, match=r"no worker group has been complete for 60 s, the link between worker:0"):
+        executions.wait_for("fit", 5.0)
 
 
 @pytest.mark.parametrize("why", ["values pass", "it is busy", "ps stopped"])

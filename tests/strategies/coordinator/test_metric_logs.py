@@ -18,55 +18,82 @@ from tfdist.strategies.parameter_server import optimizer
 from tfdist.strategies.parameter_server.variables import ServerVariable
 
 
-def test_what_a_worker_had_counted_stays_when_it_begins_with_zero_again():
+def mean_of_losses():
+    """Logs of one mean: a total and a count."""
     logs = MetricLogs(None)
-    logs._variables, logs._size, logs._means = [object()], 2, [(0, 1)]  # One mean: a total and a count.
-    logs._metric_logs._places = {"loss": 0}
+    value = SimpleNamespace(numpy=lambda: np.zeros([2]))
+    logs._variables, logs._size, logs._means = [SimpleNamespace(_value=value)], 2, [(0, 1)]
+    logs._metric_logs._places, logs._are_metrics = {"loss": 0}, True
     logs.reset()
+    logs.begin_steps()
+    return logs
 
-    def add(group, counting, total, count):
-        execution = SimpleNamespace(group=group, counting=counting, order=0)
-        return logs.add(execution, np.array([[float(total), float(count)]]))
 
-    add(0, (0, 0), 8, 8)
-    add(1, (0, 0), 4, 8)
+def add(logs, group, total, count, counting=(0, 0), order=0):
+    execution = SimpleNamespace(group=group, counting=counting, order=order)
+    [found] = logs.add(execution, np.array([[float(total), float(count)]]))
+    return found
+
+
+def test_what_a_worker_had_counted_stays_when_it_begins_with_zero_again():
+    logs = mean_of_losses()
+    add(logs, 0, 8, 8)
+    add(logs, 1, 4, 8)
     assert logs._sum.tolist() == [12.0, 16.0]
-    add(1, (0, 0), 8, 16)  # All that it has counted.
+    add(logs, 1, 8, 16)  # All that it has counted.
     assert logs._sum.tolist() == [16.0, 24.0]
-    add(1, (1, 1), 6, 8)  # It was restarted.
+    add(logs, 1, 6, 8, (1, 1))  # It was restarted.
     assert logs._sum.tolist() == [22.0, 32.0]
-    add(0, (0, 0), 16, 16)
-    add(1, (1, 1), 8, 16)
+    add(logs, 0, 16, 16)
+    add(logs, 1, 8, 16, (1, 1))
     assert logs._sum.tolist() == [32.0, 48.0]
-    add(1, (1, 2), 2, 8)  # A call has failed, and is made again.
+    add(logs, 1, 2, 8, (1, 2))  # A call has failed, and is made again.
     assert logs._sum.tolist() == [34.0, 56.0]
 
 
 def test_a_result_that_waits_for_its_backup_comes_after_later_ones_of_its_group_and_takes_nothing_away():
-    logs = MetricLogs(None)
-    logs._variables, logs._size, logs._means = [object()], 2, [(0, 1)]
-    logs._metric_logs._places = {"loss": 0}
-    logs.reset()
+    logs = mean_of_losses()
     for group, order, total, count in ((0, 1, 8, 8), (1, 3, 12, 16), (1, 2, 4, 8), (0, 4, 16, 16)):
-        execution = SimpleNamespace(group=group, counting=(0, 0), order=order)
-        [found] = logs.add(execution, np.array([[float(total), float(count)]]))
+        found = add(logs, group, total, count, order=order)
     assert logs._sum.tolist() == [28.0, 32.0] and found == {"loss": 28 / 32}
 
 
 def test_a_loss_that_was_infinite_once_stays_infinite_as_in_one_process():
-    logs = MetricLogs(None)
-    logs._variables, logs._size, logs._means = [object()], 2, [(0, 1)]
-    logs._metric_logs._places = {"loss": 0}
-    logs.reset()
-    found = []
-    for group, total, count in ((0, 8, 8), (1, np.inf, 8), (1, np.inf, 16), (0, 16, 16)):
-        execution = SimpleNamespace(group=group, counting=(0, 0), order=0)
-        found += logs.add(execution, np.array([[float(total), float(count)]]))
+    logs = mean_of_losses()
+    found = [add(logs, *each) for each in ((0, 8, 8), (1, np.inf, 8), (1, np.inf, 16), (0, 16, 16))]
     assert found == [{"loss": 1.0}] + [{"loss": np.inf}] * 3
     assert logs._sum.tolist() == [np.inf, 32.0]
     logs.hand_over(logs.logs)
     logs.begin_anew()
     assert logs._sum.tolist() == [0.0, 0.0]
+
+
+def test_after_the_reset_of_an_infinite_loss_the_steps_made_before_it_do_not_count(caplog):
+    """Each row has all that its group has counted, and of what is infinite nothing can be subtracted."""
+    logs = mean_of_losses()
+    first, unread = add(logs, 0, np.inf, 8), add(logs, 0, np.inf, 16)
+    logs.hand_over(first)
+    logs.begin_anew()
+    assert "leave out the 1 steps that workers had made before" in caplog.text
+    assert (unread, logs._sum.tolist()) == ({"loss": np.inf}, [0.0, 0.0])
+    logs.hand_over(unread)
+    logs.begin_steps()
+    assert add(logs, 0, 4, 8) == {"loss": 0.5} and add(logs, 1, 12, 8) == {"loss": 1.0}
+
+
+@pytest.mark.parametrize(("nested", "found"), [(2.0, [1.0, 2.5]), (np.inf, [np.inf, np.inf])])
+def test_steps_that_keras_has_not_read_count_beside_those_of_a_fit_in_a_callback(nested, found):
+    logs = mean_of_losses()
+    read, unread = add(logs, 0, 100, 8), add(logs, 1, 12, 8)
+    logs.hand_over(read)
+    logs.pause()
+    logs.begin_steps()
+    logs.hand_over(add(logs, 0, nested, 6))
+    logs.go_on()
+    assert [unread["loss"], logs.logs["loss"], logs._read.sums[0]] == [found[0], found[0], nested]
+    logs.begin_steps()
+    assert add(logs, 0, nested + 41, 14) == {"loss": found[1]}
+    logs.go_on()  # There is none.
 
 
 @pytest.mark.parametrize(("is_sent", "after"), [(True, [1.0, 2.0]), (False, [3.0, 4.0])])
@@ -101,11 +128,11 @@ def test_the_steps_of_a_call_that_has_failed_count_once(monkeypatch, is_sent, af
 class Counter:
     """A variable of a metric, with what Keras' has."""
 
-    def __init__(self):
-        self.shape, self.synchronization = tf.TensorShape([]), "on_read"
+    def __init__(self, path="total"):
+        self.shape, self.synchronization, self.path = tf.TensorShape([]), "on_read", path
         self._value = SyncOnReadVariable.__new__(SyncOnReadVariable)
         self._value.forget_sum()
-        self._value.__dict__.update(_dtype=tf.float32, _version=0, _coordinator_instance=tf.Variable(0.0))
+        self._value.__dict__.update(_dtype=tf.float32, _version=0, _coordinator_instance=tf.Variable(0.0), _by_replica={})
 
 
 def test_a_callback_reads_the_metrics_of_the_steps_that_are_done():
@@ -122,6 +149,19 @@ def test_a_callback_reads_the_metrics_of_the_steps_that_are_done():
             [result] = logs.add(SimpleNamespace(group=group, counting=(0, 0), order=0), np.array([[8.0 * epoch, 8.0]]))
             assert [float(each._value.value()) for each in (total, count)] == [8.0 * epoch * (group + 1), 8.0 * (group + 1)]
             assert result["loss"] == epoch
+
+
+def test_a_metric_that_does_not_start_from_zero_is_named_once(caplog):
+    """Workers begin their copies with 0, as the copies are added up."""
+    logs = mean_of_losses()
+    logs._variables = [Counter(), Counter("most/value")]
+    logs.begin_steps()
+    assert not caplog.text
+    for _ in range(2):
+        logs.reset()
+        logs._variables[1]._value.assign(-1e9)
+        logs.begin_steps()
+    assert caplog.text.count("the metric variable most/value is not 0 when an epoch begins") == 1
 
 
 def test_a_callback_may_reset_one_metric_within_an_epoch():

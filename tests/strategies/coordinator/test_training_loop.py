@@ -1,5 +1,6 @@
 """The training loop hands each result to Keras once, in epochs that callbacks and errors interrupt."""
 
+import functools
 import signal
 import weakref
 from collections import deque
@@ -99,7 +100,8 @@ def make():
     def loop():
         logs = SimpleNamespace(logs=None, calls=[], publish_sums=lambda: None, hand_over=lambda logs: None)
         logs.come_back = lambda: None
-        logs.reset, logs.carry = (lambda: logs.calls.append("reset")), (lambda: logs.calls.append("carry"))
+        for name in ("reset", "carry", "begin_anew", "pause", "go_on"):
+            setattr(logs, name, functools.partial(logs.calls.append, name))
         return TrainingLoop(Steps(executions, logs), logs, executions, epochs)
 
     return SimpleNamespace(loop=loop, executions=executions, epochs=epochs)
@@ -217,11 +219,25 @@ def test_metrics_that_a_callback_resets_start_anew_and_those_of_an_evaluation_wi
 
     def fit():
         loop(batches)
-        loop.reset(None)  # `reset_metrics` or `train_on_batch` in a callback.
+        loop.reset(None)  # `reset_metrics` in a callback.
         during(lambda: loop.reset(None))  # `evaluate` in a callback.
 
     during(fit)
-    assert loop.metric_logs.calls == ["reset", "carry"]
+    assert loop.metric_logs.calls == ["begin_anew", "carry"]
+
+
+def test_an_epoch_goes_on_after_train_on_batch_within_it_also_if_that_fails(make, monkeypatch):
+    loop, batches = make.loop(), Batches(6)
+
+    def fit():
+        assert loop(batches) == 1 and loop(iter([7.0])) == 7.0
+        monkeypatch.setattr(loop._steps, "one_batch", lambda batch: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loop(iter([7.0]))
+        return loop(batches)
+
+    assert during(fit) == 3
+    assert loop.metric_logs.calls == ["begin_anew", "pause", "go_on"] * 2
 
 
 def test_an_epoch_goes_on_after_a_fit_of_the_same_model_within_it(make):
@@ -241,6 +257,7 @@ def test_an_epoch_goes_on_after_a_fit_of_the_same_model_within_it(make):
         return seen
 
     assert during(fit) == [2, 4]  # The step that was in flight counts before the inner epoch begins.
+    assert loop.metric_logs.calls == ["carry", "pause", "go_on"]
     assert make.epochs.of(loop) is None and not make.executions.waiting
 
 
@@ -253,6 +270,7 @@ def test_a_fit_within_an_epoch_of_the_same_model_that_was_interrupted_ends_when_
         return [loop(batches), loop(batches)]
 
     assert during(fit) == [3, 5]
+    assert loop.metric_logs.calls == ["pause", "go_on"]
 
 
 def test_an_interrupted_epoch_whose_steps_took_long_is_over_for_the_metrics_that_start_next(make):

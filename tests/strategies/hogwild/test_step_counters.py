@@ -4,7 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from tfdist.strategies.hogwild.replicas.step_counters import StepCounters, optimizers_of
+import tfdist
+from tfdist.strategies.hogwild.replicas.step_counters import StepCounters, deciding, optimizers_of
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 
 
@@ -109,3 +110,31 @@ def test_optimizers_in_lists_and_dicts_and_of_other_models_are_found():
     found = optimizers_of(model)
     assert found[0] is compiled and {id(each) for each in found} == {id(each) for each in (compiled, own, listed, by_name)}
     assert len(found) == 4
+
+
+class Both(keras.optimizers.Optimizer):
+    """Holds other optimizers, as many wrappers do, under a name of its own."""
+
+    def __init__(self, *parts):
+        super().__init__(0.0)
+        self.parts = list(parts)
+
+
+def test_optimizers_inside_others_are_found_wherever_these_hold_them():
+    one, other, scaled = keras.optimizers.SGD(), keras.optimizers.Adam(), keras.optimizers.Lion()
+    inner = Both(one, other)
+    model = keras.Model()
+    model.compile(Both(inner, keras.optimizers.LossScaleOptimizer(scaled)))
+    found = optimizers_of(model)
+    assert {id(each) for each in (model.optimizer, inner, one, other, scaled)} < {id(each) for each in found} and len(
+        found
+    ) == 6
+
+
+@pytest.mark.parametrize(("number", "decides"), [(3, 1), (1, 0)])
+def test_of_several_optimizers_that_with_the_shortest_outer_step_decides_the_outer_rates(number, decides):
+    """The outer step for Adam is 3.5 times that of the groups, and SGD would diverge with it."""
+    parts = [keras.optimizers.Adam(), keras.optimizers.SGD(), keras.optimizers.Lamb()][:number]
+    options = tfdist.Synchronization(outer="nesterov")
+    found = deciding(keras.optimizers.LossScaleOptimizer(Both(*parts)), lambda name: options.outer_rates(name, 4))
+    assert found is parts[decides]

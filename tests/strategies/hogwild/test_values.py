@@ -5,6 +5,8 @@ import json
 import pytest
 from support_paths import PROGRAMS
 
+from tfdist.strategies.hogwild.synchronization.push_pull import SEED_STRIDE
+
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
@@ -49,8 +51,17 @@ def test_a_function_takes_variables_as_arguments(results):
 
 
 def test_a_variable_that_a_callback_assigns_costs_no_progress(results):
-    loss, kernel, weight = results["assigned_after_each_batch"]
+    loss, kernel, weight, _, _ = results["assigned_after_each_batch"]
     assert loss < 0.01 and kernel == pytest.approx([1.0] * 4, abs=0.05) and weight == 640
+
+
+def test_what_a_callback_adds_to_the_counter_of_updates_counts_beside_the_steps_in_flight(results):
+    assert results["assigned_after_each_batch"][3] == 640 + 4 * 1000
+
+
+def test_groups_draw_different_numbers_with_a_generator_of_tensorflow(results):
+    first, second = results["assigned_after_each_batch"][4]
+    assert (first, second) == (0, SEED_STRIDE)  # The first group draws those of one process.
 
 
 def test_a_model_exports_after_fit_and_keeps_its_constraints(results):

@@ -46,6 +46,11 @@ def test_the_weight_decay_of_muon_loses_no_update_of_another_group(results):
     assert results["decayed"] == pytest.approx([-0.2, -0.2], rel=0.1)
 
 
+def test_each_update_of_nadam_takes_its_own_momentum_factor_once(results):
+    product, expected, updates = results["nadam"]
+    assert product == pytest.approx(expected, rel=1e-4) and updates == 100
+
+
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_layer_that_assigns_its_whole_kernel_is_named_if_several_groups_train_it(caplog, groups):
     layer = keras.layers.SpectralNormalization(keras.layers.Dense(2), name="spectral")

@@ -100,6 +100,13 @@ def decayed(steps):
     return [float(layer.kernel.numpy().min()), float(layer.kernel.numpy().max())]
 
 
+def product_of_nadam(steps):
+    """Returns the product of the momentum factors of so many updates by Nadam, and what it is in one process."""
+    optimizer = trained(lambda: keras.optimizers.Nadam(1e-3, beta_1=0.99), steps, [(FEW, [dense()])]).optimizer
+    factors = 0.99 * (1 - 0.5 * 0.96 ** np.arange(1, steps + 1))
+    return [float(optimizer._u_product.numpy()), float(np.prod(factors)), int(optimizer.iterations.numpy())]
+
+
 class Assigning(keras.Model):
     """Each step assigns variables what it computes from their old values.
 
@@ -208,6 +215,7 @@ results = {
     "constrained": few,
     "constrained and sharded": many,
     "decayed": decayed(200) if hasattr(keras.optimizers, "Muon") else None,
+    "nadam": product_of_nadam(100),
     "assigned": assigned(96),
     "assigned in a loop": assigned(96, 4),
     "averaged": averaged,

@@ -140,18 +140,21 @@ def variables_as_arguments():
 
 
 class Annealed(keras.layers.Layer):
-    """Has a weight that a callback counts up, and one that is trained."""
+    """Has a weight that a callback counts up, one that is trained, and a generator of TensorFlow's."""
 
     def build(self, shape):
+        self.generator = tf.random.Generator.from_seed(3)
         self.weight = self.add_weight(shape=(), initializer="zeros", trainable=False)
         self.kernel = self.add_weight(shape=(4, 1), initializer="zeros")
 
     def call(self, inputs):
-        return inputs @ self.kernel + 0.0 * self.weight
+        return inputs @ self.kernel + 0.0 * (self.weight + self.generator.normal(()))
 
 
 def assigned_after_each_batch():
-    """Returns the last loss, the kernel, and a weight to which a callback adds 1 after each of 640 batches."""
+    """Returns the last loss, the kernel, a weight to which a callback adds 1 after each of 640 batches, the counted updates, to
+    which it adds 4 times 1000, and the keys with which the groups draw random numbers.
+    """
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), Annealed()])
         model.compile(keras.optimizers.SGD(0.05), "mse")
@@ -160,10 +163,14 @@ def assigned_after_each_batch():
     class Anneal(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             layer.weight.assign(layer.weight + 1.0)
+            if batch == 50:  # Others are in flight.
+                self.model.optimizer.iterations.assign_add(1000)
 
     x = np.random.default_rng(0).normal(size=(1280, 4)).astype("float32")
     losses = model.fit(x, x.sum(1, keepdims=True), batch_size=8, epochs=4, verbose=0, callbacks=[Anneal()]).history["loss"]
-    return losses[-1], layer.kernel.numpy().ravel().tolist(), float(layer.weight)
+    state, updates = layer.generator.state.replica, int(model.optimizer.iterations)
+    keys = [int(state.read(group.devices[0]).numpy()[-1]) for group in strategy.worker_groups]
+    return losses[-1], layer.kernel.numpy().ravel().tolist(), float(layer.weight), updates, keys
 
 
 def exported():

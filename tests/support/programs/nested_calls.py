@@ -1,5 +1,6 @@
 """`nested_calls.py STRATEGY`: slow callbacks, and calls inside `fit`; results.json has what they saw."""
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -44,20 +45,29 @@ RESETS = {
     "all": lambda model: model.reset_metrics(),
     "after evaluate": lambda model: (model.evaluate(X, Y, verbose=0), model.metrics[0].reset_state()),
     "twice": lambda model: [model.metrics[0].reset_state() for _ in range(2)],
+    "one batch": lambda model: model.train_on_batch(X[:8], Y[:8]),
+    "epochs": lambda model: model.fit(X[:24], Y[:24], batch_size=12, epochs=2, verbose=0),
+    "an error": lambda model: interrupted(model),
 }
 
 
+def interrupted(model):
+    """Calls `fit` and ends it in its second step."""
+    with contextlib.suppress(ZeroDivisionError):
+        model.fit(X[:24], Y[:24], batch_size=12, verbose=0, callbacks=[At(1, lambda model: 1 / 0)])
+
+
 class At(keras.callbacks.Callback):
-    """Makes one call in each epoch, after the batch with this number."""
+    """Makes a call in each epoch after the batch with this number, or after each of several."""
 
     def __init__(self, at, call):
         super().__init__()
-        self.at, self.call = at, call
+        self.at, self.call = [at] if isinstance(at, int) else at, call
         self.batches, self.results = 0, []
 
     def on_train_batch_end(self, batch, logs=None):
         self.batches += 1
-        if batch == self.at:
+        if batch in self.at:
             self.results.append(self.call(self.model))
 
 
@@ -151,12 +161,14 @@ def own_calls(strategy):
     high = Y + np.repeat([100.0, 0.0], [len(Y) // 4, len(Y) - len(Y) // 4])[:, None]  # The first quarter has a loss of 10000.
     model, other = linear(strategy, 0.0), linear(strategy, 0.0)
     flat = {"batch_size": 8, "verbose": 0, "shuffle": False}
+    model.fit(X, Y, **flat)  # The first step of a group takes long: its batch would come after 30 of the other one.
     at = At(3 * BATCHES // 4, lambda model: model.reset_metrics())
     after_reset = model.fit(X, high, callbacks=[at], **flat).history["loss"][0]
     counted = {}
     for name, reset in RESETS.items():
-        model.fit(X, high, callbacks=[At(BATCHES - 3, reset)], **flat)
-        counted[name] = float(model.metrics[0].count.numpy())
+        counts = At(range(BATCHES - 2, BATCHES), lambda model: float(model.metrics[0].count.numpy()))
+        model.fit(X, high, callbacks=[At(BATCHES - 3, reset), counts], **flat)
+        counted[name] = counts.results
     at = At(BATCHES - 1, lambda model: float(other.train_on_batch(X[:8], Y[:8])))
     after_another = model.fit(X, high, callbacks=[at], **flat).history["loss"][0]
     at = At(4, lambda model: float(model.train_on_batch(X[:8], high[:8])))
