@@ -72,6 +72,7 @@ class Replica:
         is_over_batch: whether the metric function that runs surely returns that.
         normalizing: the names of the layers that normalize the examples of this replica alone, in their order.
         drawn: how many operations of `tf.random` the updates of the step have; of steps that run eagerly, also those before it.
+        compiled: copies of the functions that XLA compiles inside the step, as (copy, function), by the id of the function.
         agree: called with what the step does next, if it runs eagerly and other tasks have to do the same, else None.
     """
 
@@ -119,6 +120,7 @@ class Replica:
     is_over_batch: bool = False
     normalizing: dict[str, None] = field(default_factory=dict)
     drawn: int = 0
+    compiled: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     agree: Callable[[str], None] | None = None
 
 

@@ -1,5 +1,7 @@
 """Steps of two replicas: how often they are traced, what follows a compiled one, and which updates differ in an eager one."""
 
+import re
+
 import pytest
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
@@ -81,6 +83,29 @@ model.fit(x, x[:, :1], batch_size=4, verbose=0)
 print("CALLED", Counts.calls)
 
 
+class Draws(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.seed, self.total = keras.random.SeedGenerator(1), self.add_weight(shape=(), trainable=False, initializer="zeros")
+        self.compiled = tf.function(self.count_and_draw, jit_compile=True)
+
+    def count_and_draw(self, x):
+        self.total.assign(self.total + ops.mean(x))
+        return x + keras.random.normal((1, 3), seed=self.seed)
+
+    def call(self, x):
+        drawn = self.compiled(x)
+        tf.print("DREW", drawn[0, 0], output_stream=sys.stdout)
+        return drawn
+
+
+with strategy.scope():
+    model = keras.Sequential([keras.Input((3,)), Draws(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(x, x[:, :1], batch_size=4, verbose=0)
+print("TOTAL", float(model.layers[0].total))
+
+
 class Decides(keras.Sequential):
     def train_step(self, data):
         return super().train_step(data) if float(ops.mean(data[1])) > 0 else {}
@@ -110,6 +135,12 @@ def test_optimizers_without_variables_are_found_by_the_trial_of_a_step(output):
 
 def test_metrics_and_losses_are_built_without_calling_a_model_whose_outputs_are_known(output):
     assert "CALLED 3" in output
+
+
+def test_a_function_that_xla_compiles_draws_and_assigns_on_each_replica(output):
+    drawn = re.findall("^DREW (.+)", output, re.MULTILINE)
+    assert len(set(drawn)) == len(drawn) == 4  # Two replicas, two steps.
+    assert "TOTAL 2.0" in output
 
 
 def test_a_step_that_runs_eagerly_and_does_not_update_on_each_replica_is_refused(output):
