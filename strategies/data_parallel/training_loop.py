@@ -28,6 +28,7 @@ from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_n
 from tfdist.strategies.keras_hooks.replicas.own_values import kept, of_first
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import NotInLoopError, Replica, entered
+from tfdist.strategies.keras_hooks.step_logs import means_over_examples
 from tfdist.strategies.private_api.replica_order import ordered_by_replica
 from tfdist.strategies.private_api.user_functions import without_optionals as converting_optionals
 
@@ -294,6 +295,7 @@ class TrainingLoop:
                 logs = self._step(at_least_one(shard))
                 for variable, value in before:
                     variable.value.assign(tf.where(share > 0, variable.value, value))
+            logs = means_over_examples(logs, replica.rows)
         if replica.unbuilt:
             raise UnbuiltOptimizersError(replica.unbuilt)
         if replica.agree is not None:

@@ -57,14 +57,15 @@ class Two(keras.Model):
             with tf.GradientTape() as tape:
                 loss = ops.mean(ops.square(net(data[0]) - data[1]))
             optimizer.apply(tape.gradient(loss, net.trainable_variables), net.trainable_variables)
-        return {"loss": loss}
+        return {"loss": loss, "each": data[1][:, 0]}
 
 
 with strategy.scope():
     model = Two()
     model.compile()
-model.fit(x, x[:, :1], batch_size=4, verbose=0)
-print("TRACED", Two.steps)
+rows = tf.data.Dataset.from_tensor_slices((x, np.arange(8, dtype="float32")[:, None]))
+history = model.fit(rows.batch(3, drop_remainder=True), verbose=0).history
+print("TRACED", Two.steps, "EACH", *history["each"])
 
 
 class Counts(keras.layers.Layer):
@@ -130,7 +131,11 @@ def output(tmp_path_factory, run_python):
 
 
 def test_optimizers_without_variables_are_found_by_the_trial_of_a_step(output):
-    assert "TRACED 3" in output  # The trial, and both replicas.
+    assert "TRACED 3 " in output  # The trial, and both replicas.
+
+
+def test_a_log_with_a_number_for_each_example_is_their_mean_if_the_size_of_a_batch_is_known(output):
+    assert " EACH 4.0\n" in output  # Of the last batch: 3, 4 and 5. One replica has two of them.
 
 
 def test_metrics_and_losses_are_built_without_calling_a_model_whose_outputs_are_known(output):
