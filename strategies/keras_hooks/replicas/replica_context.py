@@ -62,6 +62,7 @@ class Replica:
         weighted: the ids of optimizers for which the step has scaled a loss, which then counts by `share` already.
         same: the ids of variables that get the same value on every replica without communication.
         in_compile_loss: whether the losses of `compile` are computed.
+        has_loss_by_class: whether one of these has a number for each class.
         has_scalar_loss: whether the loss function that runs has returned one number for a batch, or one for each class.
         rows_of_function: the first dimensions of the arguments of the loss or metric function that runs.
         reductions: how many losses Keras has reduced.
@@ -111,6 +112,7 @@ class Replica:
     weighted: set[int] = field(default_factory=set)
     same: set[int] = field(default_factory=set)
     in_compile_loss: bool = False
+    has_loss_by_class: bool = False
     has_scalar_loss: bool = False
     rows_of_function: set[int | None] = field(default_factory=set)
     reductions: int = 0
