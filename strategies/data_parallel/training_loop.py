@@ -104,9 +104,10 @@ class TrainingLoop:
             iterator.begin_epoch_if_over()
             if self._check is not None and self._check.is_open:
                 self._check_first_of(iterator)
-            if steps > 1 and self._loops and not self._is_eager and not iterator.is_peeked:
+            if steps > 1 and self._loops and not self._is_eager:
                 try:
-                    done, logs = self._call("loop", iterator.element_spec, iterator.elements, steps)
+                    done, logs = self._call("loop", iterator.element_spec, iterator.elements, iterator.peeked, steps)
+                    iterator.drop_peeked()
                     if int(done) == 0:
                         raise StopIteration
                     return logs
@@ -225,8 +226,8 @@ class TrainingLoop:
             logs = self._run(element["shards"], shares, small)
             return self._metrics.reduce(begun, per_replica(shares), logs, self._assigned)
 
-    def _loop(self, elements: Any, limit: tf.Tensor) -> Any:
-        """Runs at most `limit` steps and returns `(steps, logs)`. The `cond` that ends the reading has no collective in it."""
+    def _loop(self, elements: Any, peeked: Any, limit: tf.Tensor) -> Any:
+        """Runs at most `limit` steps and returns `(steps, logs)`. The `cond`s that read have no collective in them."""
 
         def goes_on(done: Any, element: Any, _: Any) -> Any:
             return tf.logical_and(done < limit, element.has_value())
@@ -244,7 +245,8 @@ class TrainingLoop:
 
         with self._strategy.extended.tracing():
             begun = self._metrics.begin()
-            begin = (tf.constant(0), elements.get_next_as_optional(), [tf.constant(0.0) for _ in self._layout.local])
+            first = tf.cond(peeked.has_value(), lambda: peeked, elements.get_next_as_optional)
+            begin = (tf.constant(0), first, [tf.constant(0.0) for _ in self._layout.local])
             done, _, shares = tf.while_loop(goes_on, body, begin, parallel_iterations=1)
             return done, self._metrics.reduce(begun, per_replica(shares), None, self._assigned)
 
