@@ -28,4 +28,8 @@ def _call(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
     if not is_compiled(function):
         return python_function(function)(*args, **kwargs)
     copy, _ = replica.compiled.setdefault(id(function), (copied(function), function))  # A function that stays keeps its id.
-    return original(copy, *args, **kwargs)
+    outer, replica.compiling = replica.compiling, getattr(function.python_function, "__name__", "a function")
+    try:
+        return original(copy, *args, **kwargs)
+    finally:
+        replica.compiling = outer

@@ -74,6 +74,7 @@ class Replica:
         normalizing: the names of the layers that normalize the examples of this replica alone, in their order.
         drawn: how many operations of `tf.random` the updates of the step have; of steps that run eagerly, also those before it.
         compiled: copies of the functions that XLA compiles inside the step, as (copy, function), by the id of the function.
+        compiling: the name of the innermost of these functions that is traced; None outside of them.
         agree: called with what the step does next, if it runs eagerly and other tasks have to do the same, else None.
     """
 
@@ -123,6 +124,7 @@ class Replica:
     normalizing: dict[str, None] = field(default_factory=dict)
     drawn: int = 0
     compiled: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    compiling: str | None = None
     agree: Callable[[str], None] | None = None
 
 

@@ -107,6 +107,21 @@ model.fit(x, x[:, :1], batch_size=4, verbose=0)
 print("TOTAL", float(model.layers[0].total))
 
 
+class WholeBatch(keras.Sequential):
+    def train_step(self, data):
+        of_batch = tf.function(lambda x, y: self.compute_loss(x, y, self(x)), jit_compile=True)
+        return {"loss": of_batch(*data)}
+
+
+with strategy.scope():
+    model = WholeBatch([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", lambda y_true, y_pred: ops.sqrt(ops.mean(ops.square(y_true - y_pred))))
+try:
+    model.fit(x, x[:, :1], batch_size=4, verbose=0)
+except ValueError as error:
+    print(error)
+
+
 class Decides(keras.Sequential):
     def train_step(self, data):
         return super().train_step(data) if float(ops.mean(data[1])) > 0 else {}
@@ -146,6 +161,10 @@ def test_a_function_that_xla_compiles_draws_and_assigns_on_each_replica(output):
     drawn = re.findall("^DREW (.+)", output, re.MULTILINE)
     assert len(set(drawn)) == len(drawn) == 4  # Two replicas, two steps.
     assert "TOTAL 2.0" in output
+
+
+def test_a_function_that_xla_compiles_and_needs_the_whole_batch_is_refused(output):
+    assert "the function <lambda> has jit_compile=True and computes something of a whole batch" in output
 
 
 def test_a_step_that_runs_eagerly_and_does_not_update_on_each_replica_is_refused(output):
