@@ -29,9 +29,9 @@ from tfdist.strategies.private_api import (
     has_started,
     publish,
     published,
-    use_workers,
 )
 from tfdist.strategies.private_api.overrides import overrides
+from tfdist.strategies.private_api.part_of_tasks import use_workers
 from tfdist.strategies.private_api.ring_sums import RingSums
 from tfdist.strategies.private_api.symbolic_builds import in_symbolic_scope
 from tfdist.strategies.runtime.connecting import bounded

@@ -27,6 +27,7 @@ from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_n
 from tfdist.strategies.keras_hooks.replicas.own_values import kept, of_first
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import NotInLoopError, Replica, entered
+from tfdist.strategies.keras_hooks.step_logs import means_over_examples
 from tfdist.strategies.private_api.replica_order import ordered_by_replica
 from tfdist.strategies.private_api.user_functions import without_optionals as converting_optionals
 
@@ -101,9 +102,10 @@ class TrainingLoop:
         if isinstance(iterator, ShardedIterator):
             iterator.begin_epoch_if_over()
             self._check_step(iterator.peek)
-            if steps > 1 and self._loops and not self._is_eager and not iterator.is_peeked:
+            if steps > 1 and self._loops and not self._is_eager:
                 try:
-                    done, logs = self._call("loop", iterator.element_spec, iterator.elements, steps)
+                    done, logs = self._call("loop", iterator.element_spec, iterator.elements, iterator.peeked, steps)
+                    iterator.drop_peeked()
                     if int(done) == 0:
                         raise StopIteration
                     return logs
@@ -221,8 +223,8 @@ class TrainingLoop:
             logs = self._run(element["shards"], shares, small)
             return self._metrics.reduce(begun, per_replica(shares), logs, self._assigned)
 
-    def _loop(self, elements: Any, limit: tf.Tensor) -> Any:
-        """Runs at most `limit` steps and returns `(steps, logs)`. The `cond` that ends the reading has no collective in it."""
+    def _loop(self, elements: Any, peeked: Any, limit: tf.Tensor) -> Any:
+        """Runs at most `limit` steps and returns `(steps, logs)`. The `cond`s that read have no collective in them."""
 
         def goes_on(done: Any, element: Any, _: Any) -> Any:
             return tf.logical_and(done < limit, element.has_value())
@@ -240,7 +242,8 @@ class TrainingLoop:
 
         with self._strategy.extended.tracing():
             begun = self._metrics.begin()
-            begin = (tf.constant(0), elements.get_next_as_optional(), [tf.constant(0.0) for _ in self._layout.local])
+            first = tf.cond(peeked.has_value(), lambda: peeked, elements.get_next_as_optional)
+            begin = (tf.constant(0), first, [tf.constant(0.0) for _ in self._layout.local])
             done, _, shares = tf.while_loop(goes_on, body, begin, parallel_iterations=1)
             return done, self._metrics.reduce(begun, per_replica(shares), None, self._assigned)
 
@@ -291,6 +294,7 @@ class TrainingLoop:
                 logs = self._step(at_least_one(shard))
                 for variable, value in before:
                     variable.value.assign(tf.where(share > 0, variable.value, value))
+            logs = means_over_examples(logs, replica.rows)
         if replica.unbuilt:
             raise UnbuiltOptimizersError(replica.unbuilt)
         if replica.agree is not None:

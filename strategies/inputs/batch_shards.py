@@ -6,7 +6,6 @@ takes none: it computes the last one again, and its results do not count. So an 
 of dataset, also if its size does not divide.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -192,21 +191,28 @@ class ShardedIterator(BatchIterator):
     """Iterates a `ShardedDataset`. `take` returns elements as `Layout.split` makes them, `next` each as a `SplitBatch`.
 
     Attributes:
-        elements: the dataset iterator itself, for functions that read it. Elements that `peek` has read are missing there.
+        elements: the dataset iterator itself, for functions that read it. An element that `peek` has read is missing there.
         element_spec: the nested `tf.TypeSpec` of the elements.
-        is_peeked: whether `peek` has read elements that `take` has not returned yet.
+        peeked: the `tf.experimental.Optional` of what `peek` has read and nobody has taken; without a value if there is none.
     """
 
     def __init__(self, owner: ShardedDataset, split: tf.data.Dataset) -> None:
         super().__init__(owner)
         self.elements = iter(split)
         self.element_spec = split.element_spec
-        self._peeked: deque[Any] = deque()
+        self._peeked: list[Any] = []  # At most one.
+        self._nothing = tf.experimental.Optional.empty(self.element_spec)
 
     @property
-    def is_peeked(self) -> bool:
+    def peeked(self) -> Any:
         """See the class."""
-        return bool(self._peeked)
+        if not self._peeked:
+            return self._nothing
+        return tf.function(tf.experimental.Optional.from_value, input_signature=[self.element_spec])(self._peeked[0])
+
+    def drop_peeked(self) -> None:
+        """Says that what `peeked` has is taken."""
+        self._peeked.clear()
 
     def __next__(self) -> "SplitBatch":
         return SplitBatch.of(self._next_element())
@@ -218,7 +224,7 @@ class ShardedIterator(BatchIterator):
             EmptyDatasetError: if there is none.
         """
         try:
-            self._peeked.append(self._next_element())
+            self._peeked = [self._next_element()]
         except StopIteration:
             raise EmptyDatasetError from None
         return self._peeked[0]
@@ -233,7 +239,7 @@ class ShardedIterator(BatchIterator):
         return elements
 
     def _next_element(self) -> Any:
-        return self._peeked.popleft() if self._peeked else next(self.elements)
+        return self._peeked.pop() if self._peeked else next(self.elements)
 
 
 def per_replica(shards: Sequence[Any]) -> Any:

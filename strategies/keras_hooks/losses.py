@@ -71,7 +71,8 @@ def _per_example(original: Callable[..., Any], value: Any) -> Any:
     if replica is None:
         return value if replica_context.current() is not None or _is_own_loop() else original(value)
     # `_call_compiled` has divided what has a loss for each example; within it nothing is divided yet.
-    return value if replica.in_compile_loss or not value.shape.rank else value * tf.cast(replica.share, value.dtype)
+    is_divided = value.shape.rank and not replica.in_compile_loss and not replica.has_loss_by_class
+    return value * tf.cast(replica.share, value.dtype) if is_divided else value
 
 
 def _reduce(
@@ -187,10 +188,16 @@ def _of_whole_batch(
             whole, lambda y_true, y_pred: original(loss, y_true, y_pred), local, all_rows, replica, f"the loss {loss.name}"
         )
     if replica.in_compile_loss and whole.shape.rank:
-        # With weights and without a reduction it has a number for each, whose gradients `_call_compiled` divides by the share.
-        scaled = whole * tf.cast(replica.share, whole.dtype)
-        return scaled + tf.stop_gradient(whole - scaled)
+        if (weight is None or not weight.shape.rank) and not _has_mask(y_true, y_pred):
+            replica.has_loss_by_class = True
+            return whole
+        # It has a number for each example. Keras adds it to those of other outputs, of which a replica has its own examples.
+        return tf.reduce_mean(whole) * tf.ones_like(value)
     return whole
+
+
+def _has_mask(*nested: Any) -> bool:
+    return any(keras_loss_module.backend.get_keras_mask(tensor) is not None for tensor in tf.nest.flatten(nested))
 
 
 def adopt_own_calls(losses: Any) -> None:
@@ -233,17 +240,21 @@ def _adopt_own_call(own: Any) -> None:
 
 
 def _call_compiled(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-    """Divides the losses that `compile` has without a reduction by the share: Keras' step takes gradients of their sum."""
+    """Divides the losses that `compile` has without a reduction by the share: Keras' step takes gradients of their sum.
+
+    A sum over classes has as many numbers on every replica, and is not divided.
+    """
     replica = replica_context.with_share()
     if replica is None:
         return original(loss, y_true, y_pred, sample_weight)
+    replica.has_loss_by_class = False
     with replaced(replica, in_compile_loss=True):
         value = original(loss, y_true, y_pred, sample_weight)
     if value is None or not tf.convert_to_tensor(value).shape.rank:
         return value
     if replica.recorded is not None:
         return tf.reduce_mean(value)
-    return tf.math.divide_no_nan(value, tf.cast(replica.share, value.dtype))
+    return value if replica.has_loss_by_class else tf.math.divide_no_nan(value, tf.cast(replica.share, value.dtype))
 
 
 def _average_loss(

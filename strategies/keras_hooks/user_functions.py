@@ -2,7 +2,7 @@
 
 A `tf.function` caches its trace, and every function that calls it gets the same one. But a trace depends on the step: a trial
 makes no updates, and the examples of a replica, its share and its random numbers are tensors of the graph of one step. So a
-function that a step calls is traced again, as a part of that step.
+function that a step calls is traced again, as a part of that step. One that XLA compiles is not inlined: each step has a copy.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.private_api import patches
-from tfdist.strategies.private_api.user_functions import is_compiled, python_function
+from tfdist.strategies.private_api.user_functions import copied, is_compiled, python_function
 
 
 def install() -> None:
@@ -21,7 +21,15 @@ def install() -> None:
 
 
 def _call(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls a function; while a step is traced, its Python function. A function that XLA compiles is not inlined."""
-    if replica_context.current() is None or not tf.inside_function() or is_compiled(function):
+    """Calls a function; while a step is traced, its Python function, or a copy of one that XLA compiles."""
+    replica = replica_context.current()
+    if replica is None or not tf.inside_function():
         return original(function, *args, **kwargs)
-    return python_function(function)(*args, **kwargs)
+    if not is_compiled(function):
+        return python_function(function)(*args, **kwargs)
+    copy, _ = replica.compiled.setdefault(id(function), (copied(function), function))  # A function that stays keeps its id.
+    outer, replica.compiling = replica.compiling, getattr(function.python_function, "__name__", "a function")
+    try:
+        return original(copy, *args, **kwargs)
+    finally:
+        replica.compiling = outer

@@ -104,20 +104,24 @@ class TaskSpan:
         Raises:
             RuntimeError: if another task of the replica makes another call, or does not read it within `READ_SECONDS`.
         """
-        packed, dtype = _packed(value[tf.newaxis])
+
+        def gathered(own: tf.Tensor) -> tf.Tensor:
+            packed, dtype = _packed(own)
+            if not tf.executing_eagerly():
+                return _unpacked(self._ring.gather(packed, READ_SECONDS), dtype)
+            self._meet(name, READ_SECONDS)
+            return _unpacked(self._ring.gather_by_number(packed, number, READ_SECONDS), dtype)
+
+        own = value[tf.newaxis]
         try:
-            if tf.executing_eagerly():
-                self._meet(name, READ_SECONDS)
-                parts = self._ring.gather_by_number(packed, number, READ_SECONDS)
-            else:
-                parts = self._ring.gather(packed, READ_SECONDS)
+            parts = with_gradient("TfdistGather", gathered, self.own_rows, own) if _has_gradient(own) else gathered(own)
         except tf.errors.DeadlineExceededError:
             raise RuntimeError(
                 f"{name} is sharded over {self._tasks} tasks, and another task has not read it within {READ_SECONDS:.0f} s; "
                 "every task has to save the model or read its weights, also where only the chief uses them: tfdist keeps the "
                 "chief's files"
             ) from None
-        return tf.concat(tf.unstack(_unpacked(parts, dtype), num=self._tasks), axis)
+        return tf.concat(tf.unstack(parts, num=self._tasks), axis)
 
     def _sum(self, value: tf.Tensor) -> tf.Tensor:
         self._meet_between_steps(value)

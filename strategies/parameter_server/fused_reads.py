@@ -32,6 +32,7 @@ from tfdist.strategies.private_api import (
     stop_recording,
     variable_accessed,
 )
+from tfdist.strategies.private_api.own_gradients import with_refused_gradient
 
 
 class _Vectorized(threading.local):
@@ -350,18 +351,12 @@ def _without_gradient(variable: Any, value: Any) -> Any:
     """
     if not variable.trainable:
         return tf.stop_gradient(value)
-
-    def identity(value: Any) -> Any:
-        def gradient(change: Any) -> Any:
-            raise ValueError(
-                f"{variable.name} is sharded over {len(variable.parts)} ps tasks, and a tf.function that reads it, or a branch "
-                "or loop that also assigns it, is called within a GradientTape; leave @tf.function out (fit compiles the whole "
-                "step), or open the tape inside of it"
-            )
-
-        return tf.identity(value), gradient
-
-    return tf.custom_gradient(identity)(value)
+    return with_refused_gradient(
+        f"{variable.name} is sharded over {len(variable.parts)} ps tasks, and a tf.function that reads it, or a branch or loop "
+        "that also assigns it, is called within a GradientTape; leave @tf.function out (fit compiles the whole step), or open "
+        "the tape inside of it",
+        value,
+    )
 
 
 def _on(device: str | None) -> Any:

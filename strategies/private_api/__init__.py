@@ -95,13 +95,6 @@ need("tensorflow.python.distribute.mirrored_strategy", "MirroredStrategy", "_col
 MultiWorkerMirroredExtended: Any = need(
     "tensorflow.python.distribute.collective_all_reduce_strategy", "CollectiveAllReduceExtended"
 )
-_CollectiveAllReduce: Any = need("tensorflow.python.distribute.cross_device_ops", "CollectiveAllReduce")
-need_function(
-    _CollectiveAllReduce,
-    "__init__",
-    "self, devices, group_size, options, collective_keys, canonicalize_devices",
-    "calls",
-)
 # Where `ReplicaContext.all_reduce` puts sums: keras_hooks/replicas/reduction.py adds up without its gradient.
 batch_reduce_destination: Any = need("tensorflow.python.distribute.distribute_lib", "_batch_reduce_destination")
 # TensorFlow's seed as the user has set it, or None.
@@ -385,17 +378,3 @@ def outermost_graph() -> Any:
     while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
         graph = graph.outer_graph
     return graph
-
-
-def use_workers(extended: Any, workers: int, number: int) -> None:
-    """Makes the strategy of one task add up over a part of the tasks, which have one group key.
-
-    Args:
-        extended: a `MultiWorkerMirroredExtended` with one device, just initialized.
-        workers: the number of tasks of that part.
-        number: the number of this task among them.
-    """
-    extended._num_workers, extended._id_in_cluster = workers, number
-    shared = {"group_size": workers, "options": extended._communication_options, "collective_keys": extended._collective_keys}
-    extended._cross_device_ops = _CollectiveAllReduce(devices=extended.worker_devices, **shared)
-    extended._host_cross_device_ops = _CollectiveAllReduce(devices=[extended._worker_device], **shared)

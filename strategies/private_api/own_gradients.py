@@ -4,6 +4,8 @@
 and the variables of the model would exist until the process ends. Here the gradients are registered once, by name.
 """
 
+import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +54,24 @@ def with_gradient(name: str, function: Function, gradient: Function, value: tf.T
                 result, _ = tf.identity_n([result, value])
     _record.record_operation(name, [result], [value], lambda of_result: [gradient(of_result)])
     return result
+
+
+def with_refused_gradient(message: str, value: tf.Tensor) -> tf.Tensor:
+    """Returns the value of a tensor, whose gradient raises ValueError with this message."""
+    return with_gradient(*_refusal(message), value)
+
+
+@functools.cache  # What is registered stays: once for each message, and not for each tensor.
+def _refusal(message: str) -> tuple[str, Function, Function]:
+    def refuse(of_result: Any) -> Any:
+        raise ValueError(message)
+
+    name = f"TfdistRefused{next(_numbers)}"
+    register(name, refuse)
+    return name, tf.identity, refuse
+
+
+_numbers = itertools.count()
 
 
 def have_the_same_tape(value: tf.Tensor, computed: tf.Tensor) -> bool:

@@ -9,6 +9,7 @@ from tfdist.strategies.private_api.checks import need, need_attributes, need_fun
 # What `@tf.function` does to a Python function before it is traced, by default, and while it is traced.
 Function: Any = need("tensorflow.python.eager.polymorphic_function.polymorphic_function", "Function")
 need_attributes(Function, "_autograph", "_experimental_autograph_options", "_jit_compile")
+need_function(Function, "_clone", "self, python_function", "calls")
 _with_autograph: Any = need_function(
     need("tensorflow.python.eager.polymorphic_function.autograph_util"),
     "py_func_from_autograph",
@@ -42,3 +43,8 @@ def python_function(function: Callable[..., Any]) -> Callable[..., Any]:
 def is_compiled(function: Any) -> bool:
     """Returns whether XLA compiles a function with `@tf.function`."""
     return bool(function._jit_compile)
+
+
+def copied(function: Any) -> Any:
+    """Returns a function with `@tf.function` that is the same, and has no traces yet."""
+    return function._clone(None)

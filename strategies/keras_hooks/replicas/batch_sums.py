@@ -58,13 +58,13 @@ def _add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> Any:
 def _sum_added_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
     """Returns the sum that Keras takes of a loss for each example, so that it counts in full without a trial, too."""
     total, replica = original(model, loss), replica_context.with_share()
-    if replica is None or any(each is loss for each in replica.in_full) or not _is_for_each_example(loss, replica.rows):
+    if replica is None or any(each is loss for each in replica.in_full) or not is_for_each_example(loss, replica.rows):
         return total
     part = replica.share if replica.recorded is None else replica.examples  # In a trial it has to look like a mean.
     return tf.math.divide_no_nan(total, tf.cast(part, total.dtype))
 
 
-def _is_for_each_example(loss: Any, rows: int | None) -> bool:
+def is_for_each_example(loss: Any, rows: int | None) -> bool:
     """Returns whether a tensor surely has a row for each example; one of a step that runs eagerly, as many rows as examples.
 
     Args:

@@ -30,12 +30,21 @@ def all_reduce_sum(gradients: list[Any], same_rows: list[bool] | None = None) ->
     Args:
         gradients: the tensors.
         same_rows: for each whether it is IndexedSlices with the same rows on all replicas; by default none is.
+
+    Raises:
+        ValueError: in a function of the user's that XLA compiles.
     """
     context, replica = tf.distribute.get_replica_context(), replica_context.current()
     extended = context.strategy.extended
     groups = getattr(extended, "groups", None)
     if groups is None and context.num_replicas_in_sync == 1:  # A merge could not stand in a `cond`.
         return [tf.stop_gradient(value) if isinstance(value, tf.Tensor) else value for value in gradients]
+    if replica is not None and replica.compiling is not None:
+        raise ValueError(
+            f"the function {replica.compiling} has jit_compile=True and computes something of a whole batch, such as a loss of "
+            f"one number, or one with a mask, which {context.num_replicas_in_sync} replicas share: XLA cannot add up over "
+            "them. Leave jit_compile out, or compute that outside of the function"
+        )
     if same_rows is not None and any(same_rows):
         pairs = list(zip(gradients, same_rows, strict=True))
         sums = all_reduce_sum([each.values if is_same else each for each, is_same in pairs])

@@ -64,6 +64,7 @@ class Replica:
         weighted: the ids of optimizers for which the step has scaled a loss, which then counts by `share` already.
         same: the ids of variables that get the same value on every replica without communication.
         in_compile_loss: whether the losses of `compile` are computed.
+        has_loss_by_class: whether one of these has a number for each class.
         has_scalar_loss: whether the loss function that runs has returned one number for a batch, or one for each class.
         rows_of_function: the first dimensions of the arguments of the loss or metric function that runs.
         reductions: how many losses Keras has reduced.
@@ -74,6 +75,8 @@ class Replica:
         is_over_batch: whether the metric function that runs surely returns that.
         normalizing: the names of the layers that normalize the examples of this replica alone, in their order.
         drawn: how many operations of `tf.random` the updates of the step have; of steps that run eagerly, also those before it.
+        compiled: copies of the functions that XLA compiles inside the step, as (copy, function), by the id of the function.
+        compiling: the name of the innermost of these functions that is traced; None outside of them.
         agree: called with what the step does next, if it runs eagerly and other tasks have to do the same, else None.
     """
 
@@ -112,6 +115,7 @@ class Replica:
     weighted: set[int] = field(default_factory=set)
     same: set[int] = field(default_factory=set)
     in_compile_loss: bool = False
+    has_loss_by_class: bool = False
     has_scalar_loss: bool = False
     rows_of_function: set[int | None] = field(default_factory=set)
     reductions: int = 0
@@ -121,6 +125,8 @@ class Replica:
     is_over_batch: bool = False
     normalizing: dict[str, None] = field(default_factory=dict)
     drawn: int = 0
+    compiled: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    compiling: str | None = None
     agree: Callable[[str], None] | None = None
 
 

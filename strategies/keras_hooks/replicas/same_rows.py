@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas.function_arguments import operations_behind
 from tfdist.strategies.private_api import branches_of, is_stateful_operation
+from tfdist.strategies.private_api.ring_sums import OF_REPLICA
 
 _MOST_OPERATIONS = 1000
 """Operations to look at. Rows that are computed in more of them count as those of a batch."""
@@ -55,7 +56,7 @@ def pieces_of(gradient: Any, table: Any) -> Pieces:
         return [(gradient, OF_EXAMPLES)]
     parts = _parts(gradient.indices)
     are_same = [not depends_on_batch(part) for part in parts]
-    are_distinct = [_is_from(part, "Unique") for part in parts]
+    are_distinct = [_has_each_of_batch_once(part) for part in parts]
     if not any(are_same + are_distinct):
         return [(gradient, OF_EXAMPLES)]
     pieces, others = [], []
@@ -153,6 +154,16 @@ def _has_each_once(rows: Any) -> bool:
         return True
     constant = tf.get_static_value(_source(rows))
     return constant is not None and len(np.unique(constant)) == constant.size
+
+
+def _has_each_of_batch_once(rows: Any) -> bool:
+    """Returns whether a tensor surely has each row once, and those that a batch looks up."""
+    operation = rows.op
+    if operation.type == "CollectiveReduceV2" and OF_REPLICA in operation.name:
+        # The tasks of a replica have put the rows of their parts of the table together (`TaskSpan.concatenate`).
+        padded = operation.inputs[0].op
+        return padded.type == "Pad" and all(_is_from(part, "Unique") for part in _parts(padded.inputs[0]))
+    return _is_from(rows, "Unique")
 
 
 def _is_from(rows: Any, kind: str) -> bool:

@@ -53,6 +53,12 @@ LOSSES_WITHOUT_A_REDUCTION = (
     "losses_without_a_reduction",
     "no_reduction",
     "a_mean_beside_losses_without_a_reduction",
+    "one_number_for_a_batch_with_sample_weights_and_no_reduction",
+)
+LOSSES_BY_CLASS_WITHOUT_A_REDUCTION = (
+    "losses_by_class_without_a_reduction",
+    "a_number_for_each_class_and_no_reduction",
+    "a_mean_beside_a_number_for_each_class",
 )
 LAYERS = (
     "layers",
@@ -66,7 +72,8 @@ LAYERS = (
     "normalization_of_the_whole_batch",
     "normalization_of_the_whole_batch_with_a_mask",
 )
-TOGETHER = {cases[0]: cases for cases in (LOSSES, OTHER_LOSSES, SMALL_BATCHES, LOSSES_WITHOUT_A_REDUCTION, LAYERS)}
+WITHOUT_A_REDUCTION = (LOSSES_WITHOUT_A_REDUCTION, LOSSES_BY_CLASS_WITHOUT_A_REDUCTION)
+TOGETHER = {cases[0]: cases for cases in (LOSSES, OTHER_LOSSES, SMALL_BATCHES, *WITHOUT_A_REDUCTION, LAYERS)}
 """Case of the program -> the cases that it trains in one model, and what it gives as a whole."""
 IN_ONE_TASK = (  # Two replicas. What they compute of several replicas, other cases compute of several tasks, by the same code.
     "all_of_these",
@@ -77,6 +84,7 @@ IN_ONE_TASK = (  # Two replicas. What they compute of several replicas, other ca
     "functions_of_a_model_that_the_program_calls",
     "losses",
     "losses_without_a_reduction",
+    "losses_by_class_without_a_reduction",
     "layers",
     "one_number_of_a_loss_that_reads_weights_and_gets_infinite_logits",
     "metric_functions_of_one_number",
@@ -133,7 +141,6 @@ FOR_A_RELEASE = (  # Other arguments of the same functions as in cases that run 
     "inputs_and_outputs_by_name",
     "an_own_mean_of_losses_without_a_reduction",
     "one_number_for_a_batch_with_weights_of_classes",
-    "one_number_for_a_batch_with_sample_weights_and_no_reduction",
     "sums_over_batches_and_examples",
     "an_own_train_step_with_optimizers_in_a_dict",
     "an_own_train_step_with_an_optimizer_for_later",

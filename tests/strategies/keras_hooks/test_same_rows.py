@@ -6,6 +6,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas import same_rows
+from tfdist.strategies.model_parallel.task_span import TaskSpan
+from tfdist.strategies.private_api.ring_sums import OF_REPLICA, RingSums
 from tfdist.strategies.variable_base import rows_by_part
 
 POSITIONS = tf.Variable([0, 2, 1], dtype=tf.int32)
@@ -129,6 +131,12 @@ def test_each_part_of_a_table_knows_positions_and_rows_that_come_once(rows, are_
         slices = tf.IndexedSlices(tf.ones([tf.size(numbers), 2]), tf.concat(parts, axis=0), [4, 2])
         kinds = {kind for _, kind in same_rows.pieces_of(slices, table)}
         assert kinds == {same_rows.DISTINCT} or numbers.op.type != "Unique"
+        span = TaskSpan(RingSums("", 2, name=OF_REPLICA), position=0, tasks=2, meet=lambda name, seconds: None)
+        for own in (parts, parts[:1]):  # Other tasks have other parts.
+            indices = tf.concat(own, axis=0)
+            values, indices = span.concatenate([tf.ones([tf.size(indices), 2]), indices])
+            kinds = {kind for _, kind in same_rows.pieces_of(tf.IndexedSlices(values, indices, [4, 2]), table)}
+            assert (kinds == {same_rows.DISTINCT}) == (numbers.op.type == "Unique")
 
     step.get_concrete_function()
 

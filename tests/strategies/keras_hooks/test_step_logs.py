@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.step_logs import own_names, with_metrics
+from tfdist.strategies.keras_hooks.step_logs import means_over_examples, own_names, with_metrics
 
 
 @pytest.fixture
@@ -79,3 +79,17 @@ def test_a_log_under_a_name_that_a_metric_with_several_results_has_is_the_steps_
     found = []
     tf.function(lambda: found.append(own_names(model, {"n": tf.constant(1.0)})))()
     assert found == [{"n"}]
+
+
+@pytest.mark.parametrize("run", [tf.function, lambda function: function], ids=["traced", "eager"])
+def test_logs_with_a_number_for_each_example_become_their_mean_and_others_stay(run):
+    def step(x):
+        logs = {"loss": tf.reduce_sum(x), "inner": {"each": x[:, 0], "is_above": x > 0}, "classes": tf.reduce_sum(x, axis=0)}
+        return means_over_examples(logs, 3)
+
+    logs = run(step)(tf.constant([[1.0, 2.0], [2.0, 3.0], [6.0, 4.0]]))
+    assert tf.nest.map_structure(lambda v: v.numpy().tolist(), logs) == {
+        "loss": 18.0,
+        "inner": {"each": 3.0, "is_above": [1.0, 1.0]},
+        "classes": [9.0, 9.0],
+    }

@@ -55,6 +55,15 @@ def test_gradients_are_those_of_a_whole_tensor(span, compiled):
         assert gradient.numpy().tolist() == [[3.0], [4.0]]
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_gradient_of_a_whole_variable_is_that_of_the_own_part(span, ring, monkeypatch, compiled):
+    monkeypatch.setattr(ring, "gather_by_number", lambda value, number, timeout: ring.gather(value), raising=False)
+    wrap = tf.function if compiled else lambda function: function
+    column = tf.constant([[1.0], [1.0]])
+    gradient = wrap(lambda: gradient_of(lambda x: span.read(x, 1, 0, "kernel"), column, [[1.0, 3.0], [2.0, 4.0]]))()
+    assert gradient.numpy().tolist() == [[3.0], [4.0]]
+
+
 def test_one_tensor_that_enters_several_layers_needs_one_sum_of_its_gradient(span, ring):
     query, key, value = ([1.0, 2.0], [3.0, 4.0], [5.0, 6.0])
 

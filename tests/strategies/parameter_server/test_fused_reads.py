@@ -1,5 +1,8 @@
 """Tests how often a step reads variables from their ps, on variables of this process."""
 
+import gc
+import weakref
+
 import pytest
 
 pytestmark = pytest.mark.cluster
@@ -95,6 +98,15 @@ def test_a_gradient_of_shards_through_a_function_is_refused(make):
         ValueError, match=r"whole:0 is sharded over 3 ps tasks, and a tf\.function .* open the tape inside of it"
     ):
         trace(loss_and_gradient(kernel, lambda x, _: called(x)), [], tf.ones([2, 300]))
+
+
+def test_a_function_that_reads_shards_leaves_nothing_behind(make):
+    import tensorflow as tf
+
+    kernel = make(shards=3)
+    graph = weakref.ref(tf.function(lambda: tf.reduce_sum(kernel.value()), autograph=False).get_concrete_function().graph)
+    gc.collect()
+    assert graph() is None
 
 
 def test_a_variable_of_which_rows_are_looked_up_is_not_read_whole(make):

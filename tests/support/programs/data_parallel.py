@@ -132,8 +132,7 @@ for _function in (
 ):
     if _function.__name__ not in losses.PARTS:
         compared(_function)
-for _name in ("a_loss_function_that_returns_a_mean", losses.WEIGHTED):
-    compared(losses.alone(_name))
+compared(losses.alone("a_loss_function_that_returns_a_mean"))
 SMALL = (
     "a_loss_function_that_returns_a_mean",
     "one_number_for_a_batch_with_sample_weights",
@@ -166,6 +165,7 @@ short = {"rows": losses.SHORT, "evaluates": False}
 in_one_model("losses", FEW, **short)
 in_one_model("other_losses", OTHERS, **short)
 in_one_model("losses_without_a_reduction", tuple(losses.PARTS_WITHOUT_REDUCTION), **short)
+in_one_model("losses_by_class_without_a_reduction", tuple(losses.PARTS_BY_CLASS), **short)
 in_one_model("layers", sums_and_classes.LAYERS, rate=0.01, **short)
 in_one_model("small_batches", [f"{name}_of_small_batches" for name in SMALL], rate=0.01, batch=2, rows=9, steps_per_execution=2)
 

@@ -211,11 +211,12 @@ PARTS |= {
 PARTS_WITHOUT_REDUCTION = {
     "no_reduction": Part(lambda: MSE(reduction=None), rate=0.002),
     "a_mean_beside_losses_without_a_reduction": Part(MSE, rate=0.002),
+    "one_number_for_a_batch_with_sample_weights_and_no_reduction": Part(
+        lambda: DICE(reduction=None), SIGMOID, y=IS_POSITIVE, weights=WEIGHTS, rate=0.01
+    ),
 }
-WEIGHTED = "one_number_for_a_batch_with_sample_weights_and_no_reduction"
-CASES += map(alone, (*PARTS, *PARTS_WITHOUT_REDUCTION, WEIGHTED))
+CASES += map(alone, (*PARTS, *PARTS_WITHOUT_REDUCTION))
 PARTS |= PARTS_WITHOUT_REDUCTION
-PARTS[WEIGHTED] = Part(lambda: DICE(reduction=None), SIGMOID, y=IS_POSITIVE, weights=WEIGHTS, rate=0.01)
 
 
 # Losses that only data-parallel strategies compute on the whole batch.
@@ -253,7 +254,13 @@ PARTS_OF_WHOLE_BATCHES = {
         lambda: keras.losses.Tversky(axis=-2), BY_CLASS, y=IS_POSITIVE, rate=0.5
     ),
 }
-PARTS |= PARTS_OF_WHOLE_BATCHES
+PARTS_BY_CLASS = {
+    "a_number_for_each_class_and_no_reduction": Part(
+        lambda: DICE(axis=(0,), reduction=None), dense(3, "sigmoid"), y=IS_POSITIVE, rate=0.1
+    ),
+    "a_mean_beside_a_number_for_each_class": Part(MSE, rate=0.002),
+}
+PARTS |= PARTS_OF_WHOLE_BATCHES | PARTS_BY_CLASS
 
 
 def whole_batch_case(function):
