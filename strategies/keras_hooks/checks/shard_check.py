@@ -126,9 +126,11 @@ class ShardCheck:
         self._warns, self._logs, self._trains = warns, logs, step == model.train_step
         self._step = without_optionals(model, step)
         self._as_replica, self._of_chief = as_replica, of_chief
-        # Code that runs eagerly counts its own calls, and a trial would be one more.
-        self.is_open = (has_own_code(model) if self._trains else has_own_test(model)) and not model.run_eagerly
+        is_own = has_own_code(model) if self._trains else has_own_test(model)
+        self.is_open = is_own and not model.run_eagerly  # Code that runs eagerly counts its own calls, also a trial.
         """Whether the check is still to be made."""
+        if is_own and model.run_eagerly:
+            self._warn_of("its code runs eagerly (run_eagerly=True)")
         self.unbuilt: Sequence[tuple[Any, Any]] = ()
         """The updates of optimizers that have no variables yet, as (optimizer, variables), once the step was traced."""
         # Whether the gradients are needed. Else the outputs and the loss tell enough.
@@ -339,13 +341,12 @@ class ShardCheck:
 
     def _warn_of(self, what: str) -> None:
         """Logs a warning, once for each model, that its step cannot be tried out, and why."""
-        if not self._logs or not is_first_warning(self._model, what):
-            return
-        _log.warning(
-            "it was not checked whether the training of %s (%s) equals that in one process: %s. It does if an update is a mean "
-            "to which every example of a batch adds its own part, for %d replicas share each batch",
-            *(self._model.name, type(self._model).__name__, what, self._replicas),
-        )
+        if self._logs and is_first_warning(self._model, what):
+            _log.warning(
+                "it was not checked whether the training of %s (%s) equals that in one process: %s. It does if an update is a "
+                "mean to which every example of a batch adds its own part, for %d replicas share each batch",
+                *(self._model.name, type(self._model).__name__, what, self._replicas),
+            )
 
     def _warn_of_tests(self, variable: str) -> None:
         """Logs a warning, once for each model, that a metric has a variable of TensorFlow."""

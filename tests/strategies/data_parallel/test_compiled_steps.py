@@ -171,6 +171,10 @@ def test_a_step_that_runs_eagerly_and_does_not_update_on_each_replica_is_refused
     assert "with run_eagerly=True a step updates with sgd" in output and "on replica 0 and ends on replica 1; what" in output
 
 
+def test_it_is_said_that_a_step_that_runs_eagerly_is_not_checked(output):
+    assert "(Decides) equals that in one process: its code runs eagerly (run_eagerly=True)" in output
+
+
 def test_a_step_that_reads_weights_after_its_update_is_named(output):
     assert "TRAINED" in output and "the training of averages differs from that in one process: with jit_compile=True" in output
     assert "only_updates" not in output
