@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.build_scope import symbolic_build
 from tfdist.strategies.keras_hooks.interface import hooks_of
+from tfdist.strategies.keras_hooks.replicas.batch_sums import gradients_in_full
 from tfdist.strategies.private_api import DistributedVariable, compute_output_spec, patches
 from tfdist.strategies.private_api.deferred_restores import held_back
 
@@ -91,6 +92,8 @@ def _symbolic(value: Any) -> Any:
 
 def _gradient(original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
     if not is_building():
+        if not args and kwargs.get("output_gradients") is None:
+            kwargs["output_gradients"] = gradients_in_full(target, sources)
         try:
             return original(tape, target, sources, *args, **kwargs)
         except ValueError:

@@ -100,7 +100,7 @@ class AddedLosses:
     """
 
     def __init__(self, model: Any, of_chief: Any) -> None:
-        self._layers = model._flatten_layers()
+        self._layers = [*model._flatten_layers(), *model.trainable_variables]  # Variables: see `batch_sums.gradients_in_full`.
         self._of_chief = of_chief
 
     def agreed(self, found: Collection[int]) -> frozenset[int]:

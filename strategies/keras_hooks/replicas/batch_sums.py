@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks.replicas import added_losses, replica_context
 from tfdist.strategies.keras_hooks.replicas.function_arguments import operations_behind
 from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
-from tfdist.strategies.private_api import patches
+from tfdist.strategies.private_api import KerasVariable, patches
 
 _ADDS = ("AddV2", "AddN", "Sub")
 _KEEPS_A_SUM = (*_ADDS, "Identity", "Cast", "Reshape", "Squeeze", "Neg", "Mul", "RealDiv", "Sum", "StopGradient")
@@ -62,6 +62,25 @@ def _sum_added_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
         return total
     part = replica.share if replica.recorded is None else replica.examples  # In a trial it has to look like a mean.
     return tf.math.divide_no_nan(total, tf.cast(part, total.dtype))
+
+
+def gradients_in_full(target: Any, sources: Any) -> Any:
+    """Returns the `output_gradients` of a tape with which a loss for each example counts in full; None for another target.
+
+    TensorFlow takes the gradient of its sum. A trial has to find that the step uses that: it may divide by the number of
+    examples itself.
+
+    Args:
+        target: what the tape differentiates.
+        sources: by what. The trial tells targets apart by the first variable.
+    """
+    replica, first = replica_context.with_share(), next(iter(tf.nest.flatten(sources)), None)
+    if replica is None or not isinstance(first, KerasVariable) or not is_for_each_example(target, replica.rows):
+        return None
+    if replica.recorded is None:
+        return added_losses.in_full(replica, tf.ones_like(target))[0] if added_losses.is_sum(first) else None
+    added_losses.tried_out(replica, first, target)
+    return tf.ones_like(target) / tf.cast(replica.examples, target.dtype) if id(first) in replica.as_means else None
 
 
 def is_for_each_example(loss: Any, rows: int | None) -> bool:

@@ -93,6 +93,7 @@ IN_ONE_TASK = (  # Two replicas. What they compute of several replicas, other ca
     "logs_that_a_step_computes_from_metrics",
     "an_own_train_step_at_a_lower_level",
     "an_own_train_step_with_optimizers_in_layers",
+    "a_loss_for_each_example_in_an_own_train_step",
     "an_own_train_step_whose_batches_the_model_does_not_take",
     "losses_that_tensorflow_scales",
     "metrics_that_get_numbers_of_a_batch",

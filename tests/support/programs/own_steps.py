@@ -47,6 +47,36 @@ def own_train_step(scope):
     return {"largest": record["largest"], "weights": weights_of(model)}
 
 
+class LossForEachExample(OwnStep):
+    """Takes gradients of a vector, which are those of its sum, and divides them by the number of examples if it says so."""
+
+    def __init__(self, divides):
+        super().__init__()
+        self.divides = divides
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.ops.abs(self(x) - y), axis=-1)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        if self.divides:
+            gradients = [gradient / tf.cast(tf.shape(x)[0], tf.float32) for gradient in gradients]
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"error": tf.reduce_mean(loss)}
+
+
+@case
+def a_loss_for_each_example_in_an_own_train_step(scope):
+    found = {}
+    for divides in (False, True):
+        with scope():
+            model = LossForEachExample(divides)
+            model.compile(keras.optimizers.SGD(0.1 if divides else 0.004))
+        record = model.fit(X, Y, batch_size=25, epochs=2, shuffle=False, verbose=0).history
+        found |= {f"error {divides}": record["error"], f"weights {divides}": weights_of(model)}
+    return found
+
+
 class Pairs(keras.Model):
     """Its batches are pairs of what it takes."""
 
