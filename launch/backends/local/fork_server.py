@@ -57,6 +57,7 @@ PRELOAD = (
     "tfdist.strategies.versions",  # First: it refuses versions that cannot be imported together.
     "tensorflow",
     "keras",
+    "tfdist.strategies.private_api",  # Before those that use its names: it refuses versions that lack one.
     "tfdist.strategies.parameter_server.strategy",
     "tfdist.strategies.runtime.server",
     "tfdist.strategies.default",
