@@ -74,8 +74,9 @@ def gradients_in_full(target: Any, sources: Any) -> Any:
         target: what the tape differentiates.
         sources: by what. The trial tells targets apart by the first variable.
     """
-    replica, first = replica_context.with_share(), next(iter(tf.nest.flatten(sources)), None)
-    if replica is None or not isinstance(first, KerasVariable) or not is_for_each_example(target, replica.rows):
+    if (replica := replica_context.with_share()) is None or not is_for_each_example(target, replica.rows):
+        return None
+    if not isinstance(first := next(iter(tf.nest.flatten(sources)), None), KerasVariable):
         return None
     if replica.recorded is None:
         return added_losses.in_full(replica, tf.ones_like(target))[0] if added_losses.is_sum(first) else None
