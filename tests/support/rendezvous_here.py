@@ -44,6 +44,23 @@ def free_port():
         return s.getsockname()[1]
 
 
+def listeners_side_by_side():
+    """Returns two sockets that listen at a port and at the next one. Another program may have the next one: then others."""
+    for _ in range(100):
+        first, second = socket.socket(), socket.socket()
+        first.bind(("127.0.0.1", 0))
+        try:
+            second.bind(("127.0.0.1", first.getsockname()[1] + 1))
+        except (OSError, OverflowError):
+            first.close()
+            second.close()
+            continue
+        first.listen()
+        second.listen()
+        return first, second
+    raise OSError("no two free ports side by side in 100 tries")
+
+
 def is_listening(port):
     with socket.socket() as s:
         return s.connect_ex(("127.0.0.1", port)) == 0

@@ -9,7 +9,7 @@ import socket
 import time
 
 import pytest
-from rendezvous_here import free_port, is_listening, met, needs_redis, outcomes
+from rendezvous_here import free_port, is_listening, listeners_side_by_side, met, needs_redis, outcomes
 from waits import wait_until
 
 from tfdist import Task
@@ -104,12 +104,9 @@ def test_entries_that_tfdist_did_not_write_are_ignored(start_ranks, tmp_path):
 
 
 def test_under_torchruns_agent_the_store_is_at_the_first_free_port_beside_it(start_ranks):
-    with socket.socket() as agent, socket.socket() as neighbor:
-        agent.bind(("127.0.0.1", 0))
+    agent, neighbor = listeners_side_by_side()  # The neighbor never answers.
+    with agent, neighbor:
         port = agent.getsockname()[1]
-        neighbor.bind(("127.0.0.1", port + 1))
-        agent.listen()
-        neighbor.listen()  # It never answers.
         variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         store = pytorch.from_environ({**variables, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "none"}).store
         assert (store.port, store.ports) == (port + 1, 8)
