@@ -98,7 +98,7 @@ class CutLinks:
     def look(self, group: int, seconds: float) -> None:
         """Leaves out a group whose call takes very long, if one of its links is cut. Call it again and again.
 
-        By itself the call fails only when TCP gives the link up, after twice `lost_timeout`, and gRPC's next attempt 20 s later.
+        By itself the call fails only when TCP gives the link up, after twice `lost_timeout`, and gRPC tries again 20 s later.
         The other groups would wait for it at the end of an epoch. So its workers are asked for small values of the tasks that
         they need. A group that is the only one is not left out: if the link is back in time, its call goes on.
 
