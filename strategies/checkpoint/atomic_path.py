@@ -54,8 +54,8 @@ def atomic_path(path: str, make_folder: bool = False, is_elsewhere: Callable[[st
 
     * all files that the block makes there, the one named as `path` last;
     * those of a TensorFlow checkpoint as checkpoint_files.py says;
-    * a folder: it changes places with the one at `path`. Where the file system cannot do that at once, the old one is moved away
-      just before, and a process killed in between leaves it complete in `.NAME.part/old`;
+    * a folder: it changes places with the one at `path`. Where the file system cannot do that at once, the old one is moved
+      away just before, and a process killed in between leaves it complete in `.NAME.part/old`;
     * on a task other than the chief nothing, except for what `is_elsewhere`.
 
     Args:

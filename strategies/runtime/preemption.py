@@ -49,9 +49,9 @@ class SaveOnSignal(keras.callbacks.Callback):
 
     * a `BackupAndRestore`. Keras later resumes at the beginning of the epoch, with the weights of the backup, as with
       `save_freq=1`;
-    * a callback with a method `save_on_signal(batch)`, which returns False if the epoch is about to end: that end saves, as for a
-      signal that arrives after the last step, during the validation. Its method `wait_for_save()` waits for what it saves, and
-      returns whether that is on the disk.
+    * a callback with a method `save_on_signal(batch)`, which returns False if the epoch is about to end: that end saves, as for
+      a signal that arrives after the last step, during the validation. Its method `wait_for_save()` waits for what it saves,
+      and returns whether that is on the disk.
 
     Under multi_worker_mirrored the chief's signal makes all tasks save, after the step that follows.
 
