@@ -18,7 +18,7 @@ DEFAULT_SYNC_PERIOD = 16
 """Updates of a worker group between two synchronizations, if Hogwild is forced on a description that does not set a period.
 
 With 8 groups (mnist1d, a small network, SGD with momentum), a period of 16 sends a fourteenth of the bytes of synchronous
-training and is 0.4 points behind it, each with its own best learning rate; 64 is 2.1 points behind (benchmarks/quality.md).
+training and is 0.5 points behind it, each with its own best learning rate; 64 is 2.0 points behind (benchmarks/quality.md).
 SINGA's own default for `sync_freq` is 1.
 """
 

@@ -50,10 +50,13 @@ def atomic_path(path: str, make_folder: bool = False, is_elsewhere: Callable[[st
     """Yields a temporary path to save to in place of `path`. At the end, without an exception, moves the files to `path`.
 
     The temporary path has the same last part, in a hidden folder `.NAME.part` beside `path`. A killed process leaves that
-    folder behind, and the next save of the same name removes it. All files that the block makes there are moved, the one named
-    as `path` last; those of a TensorFlow checkpoint as checkpoint_files.py says. A folder at `path` changes places with the
-    new one; where the file system cannot do that at once, it is moved away just before, and a process killed in between leaves
-    it complete in `.NAME.part/old`. On a task other than the chief nothing is kept, except for what `is_elsewhere`.
+    folder behind, and the next save of the same name removes it. What is moved:
+
+    * all files that the block makes there, the one named as `path` last;
+    * those of a TensorFlow checkpoint as checkpoint_files.py says;
+    * a folder: it changes places with the one at `path`. Where the file system cannot do that at once, the old one is moved
+      away just before, and a process killed in between leaves it complete in `.NAME.part/old`;
+    * on a task other than the chief nothing, except for what `is_elsewhere`.
 
     Args:
         path: of a file or folder on a file system of this machine.

@@ -1,8 +1,10 @@
 """Puts the files of a TensorFlow checkpoint in the place of those of another: at every moment one of the two is whole.
 
-A checkpoint is an index and the files with its data, whose names end with their number and how many they are. The index says
-how many, and so which files are its own: one rename of it decides which checkpoint is there. Usually the old and the new
-checkpoint have equally many. Then the new files are first there under names of one more, with an index that says so.
+A checkpoint is an index and files with its data. The names of these end with their number and how many they are; the index says
+how many, and so which files are its own. One rename of the index decides which checkpoint is there.
+
+Usually the old and the new checkpoint have equally many files, so equal names. Then the new files are first written under names
+that say one more, with an index that does so, too.
 """
 
 import os

@@ -1,9 +1,11 @@
 """How a call of `fit` begins, by which a program that is started again finds the backup of that call.
 
-Models are counted as they begin to train, and so are the calls of each. That is not enough for a program that finds files of
-its own and skips what it has finished: its first call is then not the first of the training, and must not get the weights and
-the `History` of that one. So a backup has what is known of the beginning of each call. A call takes the backup of the call that
-it is like, if it is less like the one with its number. If that one was finished and differs, the call begins anew.
+Models are counted as they begin to train, and so are the calls of each. Numbers are not enough for a program that finds files
+of its own and skips what it has finished: its first call is then not the first of the training, and must not get the weights
+and the `History` of that one. So a backup also has what is known of the beginning of each call:
+
+* a call takes the backup of the call that it is like, if that is more like it than the call with its number;
+* if it is like none, and the call with its number was finished, it begins anew.
 """
 
 import contextlib

@@ -2,10 +2,11 @@
 
 The launcher names the folder with TFDIST_BACKUP_DIR (`--backup_dir`, `--max_restarts`). A program with a `BackupAndRestore` of
 its own keeps that one. This one also continues in the middle of an epoch, and knows what Keras' callbacks remember, the
-`History` included. Each model has one file, which holds its latest call of `fit`. A program that is started again passes over
-the calls that were finished: the model gets the weights that it had at their end. A call that raised an exception, which the
-program has caught, runs again. A program may itself skip calls that it has finished (fit_start.py). When it has finished, the
-files are removed.
+`History` included. Each model has one file, which holds its latest call of `fit`; when the program has finished, the files are
+removed.
+
+A program that is started again passes over the calls that were finished: the model gets the weights that it had at their end. A
+call that raised an exception, which the program has caught, runs again. A program may also skip calls itself (fit_start.py).
 """
 
 import functools

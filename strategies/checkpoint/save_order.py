@@ -1,9 +1,10 @@
 """Under multi_worker_mirrored a save returns on other tasks after the chief's: a program that loads the file next finds it.
 
-The chief waits for nobody, so it may save alone, as a program does that gives ModelCheckpoint to rank 0 only. So saves are
-paired by name: the chief lists what it saves, and the n-th save of a name on another task waits for the chief's n-th of that
-name. A name is the last part of a path, with every number as `#`: tasks may save to folders and files of their own rank. Names
-of temporary folders count as one.
+The chief waits for nobody, so it may save alone, as in a program that gives ModelCheckpoint to rank 0 only. So saves are paired
+by name: the chief lists what it saves, and the n-th save of a name on another task waits for the chief's n-th of that name.
+
+A name is the last part of a path, with every number as `#`, because tasks may save to folders and files of their own rank. All
+temporary folders have one name.
 """
 
 import contextlib

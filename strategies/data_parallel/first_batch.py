@@ -1,13 +1,17 @@
 """Finds out that tasks which should read the same data read different ones.
 
 Every task takes its part of each batch. If a program divides the data by rank, as it would for Horovod, each task takes a part
-of its own part, and most examples are never seen: the numbers of batches are equal, so nothing else shows it. Each task
+of its own part, and most examples are never seen. The numbers of batches are equal, so nothing else shows it. So each task
 computes a fingerprint of the first batch that a call reads in each of its epochs, in the input pipeline, and the first task
-compares them. Only later epochs differ if the chief alone has drawn random numbers by which the data are shuffled.
+compares them. (The first epoch alone would not do: only later ones differ if the chief alone has drawn random numbers by which
+the data are shuffled.)
 
-Augmented inputs may differ, because parallel calls of `Dataset.map` draw random numbers in any order. So three fingerprints are
-compared, of what is least likely augmented: integers and texts of the targets; those of the inputs, such as words that a
-vocabulary numbers, but no images; and floats only if a batch has neither.
+Augmented inputs may differ, because parallel calls of `Dataset.map` draw random numbers in any order. So what is compared is
+what is least likely augmented:
+
+* integers and texts of the targets;
+* those of the inputs, such as words that a vocabulary numbers, but no images;
+* floats, only if a batch has neither.
 """
 
 import contextlib

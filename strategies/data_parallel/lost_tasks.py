@@ -1,12 +1,14 @@
 """Finds out which task the others have lost, when a collective fails.
 
-TensorFlow's error names a task that did not take part in time, and that may be any: the first task names another one where its
-own link is cut, and the others say only that a deadline is over. So each task looks at what it reaches itself.
+TensorFlow's error names a task that did not take part in time, but not always the lost one: the first task names another one
+where its own link is cut, and the others say only that a deadline is over. So each task looks at what it reaches itself.
 
-And it may take `lost_timeout` and more until TensorFlow raises one. In a ring of collectives a task whose turn is to send waits
-until the next one fetches the data. If that one is dead, no call is open that could fail; only the heartbeats are missed. So a
-task that is long in an execution looks whether the next one is still there, and if not ends the execution of all. Who tells
-the others is the first task. All look whether that one is there, for if it is not, nobody tells them.
+TensorFlow may also take `lost_timeout` and more to raise an error. In a ring of collectives a task that has to send waits until
+the next one fetches the data. If that one is dead, no call is open that could fail; only the heartbeats are missed. So:
+
+* a task that is long in an execution looks whether the next one is still there, and if not ends the execution of all;
+* the first task tells the others;
+* all look whether the first task is there, because without it nobody tells them.
 """
 
 import contextlib

@@ -1,11 +1,11 @@
 """Updates of Keras' metrics by numbers of a whole batch, which the replicas together have to count once.
 
-* A metric function that returns one number for a batch, such as a Dice coefficient, or one for each class, may be anything.
+* **A metric function** that returns one number for a batch, or one for each class, such as a Dice coefficient, may be anything.
   Every replica computes it on the whole batch, and counts it by its share.
-* `keras.metrics.Mean` counts a number, such as a loss, by the replica's share, and once for the batch, unless a weight comes
-  from the batch; the sum over the replica's examples, which a trial finds, in full.
-* `keras.metrics.Sum` counts a number that is no result of the batch, such as 1 for each batch, by the replica's share; a sum
-  over the replica's examples counts in full.
+* **`keras.metrics.Mean`** counts a number, such as a loss, by the replica's share, and once for the batch, unless a weight
+  comes from the batch. A sum over the replica's examples, which a trial finds, counts in full.
+* **`keras.metrics.Sum`** counts a number that is no result of the batch, such as 1 for each batch, by the replica's share. A
+  sum over the replica's examples counts in full.
 """
 
 import functools

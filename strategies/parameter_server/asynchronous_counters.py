@@ -1,12 +1,12 @@
 """What asynchronous worker groups count and add up together: each step and each gradient counts once, each draw is another.
 
-Keras reads a counter when a step begins, decides by it (to apply accumulated gradients, to overwrite weights by their averages,
-to raise the loss scale), and adds to it when the step ends. Of several groups at the same time all may read the same number, or
-none may read the one that is waited for. Here a step takes its number in one operation on the ps.
+**Counters of steps.** Keras reads a counter when a step begins, decides by it (to apply accumulated gradients, to overwrite
+weights by their averages, to raise the loss scale), and adds to it when the step ends. Of several groups at the same time all
+may read the same number, or none the one that is waited for. Here a step takes its number in one operation on the ps.
 
-So it is with the counters of random numbers: groups that read the same number would draw the same masks, and one that assigns
-late would set the counter back. Here a step adds to the counter, and the number of its group makes its draws other than those
-of other groups. A step does not have to wait for the ps.
+**Counters of random numbers.** Groups that read the same number would draw the same masks, and one that assigns late would set
+the counter back. Here a step adds to the counter, and its draws differ from those of other groups by the number of its group,
+so it does not have to wait for the ps.
 """
 
 import contextlib

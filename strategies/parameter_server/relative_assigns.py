@@ -1,12 +1,12 @@
-"""What a step of one of several worker groups assigns from the old value: a moving average, a counter.
+"""What a step assigns from the old value of a variable, such as a moving average or a counter, with several worker groups.
 
-Such a step reads a variable, computes, and assigns. What another group assigns in between would be lost. If the new value is
+The step reads the variable, computes, and assigns. What another group assigns in between would be lost. If the new value is
 
     coefficient * old value + rest
 
-the step sends only the rest, and the ps computes with the value that it holds then. So TensorFlow's own moving averages were
-trained asynchronously, and the coefficient keeps them stable: the sum of many groups' differences from an old value would not
-be. For any other function of the old value a warning names the variable.
+the step sends coefficient and rest, and the ps computes with the value that it holds then. The coefficient keeps a moving
+average stable; a sum of the differences that many groups computed from the same old value would not be. For any other function
+of the old value a warning names the variable.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,12 @@
 """The order of stateful operations in a function that several replicas of a task trace.
 
 In a function TensorFlow runs the stateful operations that touch no resource, such as assertions and functions of Python, one
-after the other, as they were created. One replica is traced after the other. So all those of a replica would come before those
-of the next one: if one of them needed what replicas have added up, and another one stood before such a sum, both replicas would
-wait for ever. A loss of sequences is such a case if a step makes two updates: TensorFlow compares shapes of labels and logits.
+after the other, as they were created. Replicas are traced one after the other, so all operations of one would come before those
+of the next.
+
+That may be an endless wait: an operation of the first replica needs what the replicas have added up, and an operation of the
+second, which comes later, stands before that sum. A loss of sequences is such a case if a step makes two updates, because
+TensorFlow compares shapes of labels and logits.
 """
 
 import contextlib

@@ -45,11 +45,13 @@ def end_after_fit(wait: Callable[[], bool]) -> None:
 class SaveOnSignal(keras.callbacks.Callback):
     """Makes each backup save after the step in which a signal arrives. After SIGTERM the program ends with 143.
 
-    A backup is a `BackupAndRestore`, or a callback with a method `save_on_signal(batch)`. If that returns False, the epoch is
-    about to end, whose end saves. So it is with a signal that arrives after the last step, during the validation. The
-    callback's method `wait_for_save()` waits for what it saves, and returns whether that is on the disk. Does nothing in
-    programs that handle the signals themselves, or have no backup. After a `BackupAndRestore` Keras later resumes at the
-    beginning of the epoch, with the weights of the backup, as with `save_freq=1`.
+    Does nothing in programs that handle the signals themselves, or have no backup. A backup is one of:
+
+    * a `BackupAndRestore`. Keras later resumes at the beginning of the epoch, with the weights of the backup, as with
+      `save_freq=1`;
+    * a callback with a method `save_on_signal(batch)`, which returns False if the epoch is about to end: that end saves, as for
+      a signal that arrives after the last step, during the validation. Its method `wait_for_save()` waits for what it saves,
+      and returns whether that is on the disk.
 
     Under multi_worker_mirrored the chief's signal makes all tasks save, after the step that follows.
 

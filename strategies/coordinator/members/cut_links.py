@@ -1,6 +1,7 @@
-"""`CutLinks`: worker groups with a worker that does not reach a ps, or another one of its group, while this task reaches both.
+"""`CutLinks`: worker groups whose links are cut, although this task reaches both ends.
 
-TensorFlow takes such a ps for lost, which ends the training. Here the group is left out until the link is back.
+A worker may not reach a ps, or another worker of its group, that the chief reaches. TensorFlow's coordinator takes such a ps
+for lost, which ends the training. Here the worker's group is left out until the link is back.
 """
 
 import logging
@@ -32,13 +33,13 @@ _log = logging.getLogger("tfdist")
 
 
 class CutLinks:
-    """Knows which groups are left out because of a link. Any thread may ask.
+    """The worker groups that are left out because of a cut link. Any thread may ask.
 
     Args:
         groups: the worker groups.
         workers: the worker tasks, with addresses.
         servers: the tasks that hold parameters, with addresses.
-        membership: notes which groups are lost.
+        membership: is told which groups are lost.
     """
 
     def __init__(self, groups: Sequence[Any], workers: Sequence[Task], servers: Sequence[Task], membership: Membership) -> None:
@@ -95,11 +96,11 @@ class CutLinks:
         _log.warning("%s; %s until it is back", found, "training waits" if is_only else f"worker group {group} is left out")
 
     def look(self, group: int, seconds: float) -> None:
-        """Leaves out a group that runs something for very long if a link of it is cut. Call it again and again.
+        """Leaves out a group whose call takes very long, if one of its links is cut. Call it again and again.
 
-        Its call fails only when TCP gives the link up, after twice `lost_timeout`, and gRPC's next attempt after 20 s more, and
-        the other groups would wait for it at the end of an epoch. So its workers are asked for small values of the tasks that
-        they need. The only group is not left out: if the link is back in time, its call goes on.
+        By itself the call fails only when TCP gives the link up, after twice `lost_timeout`, and gRPC tries again 20 s later.
+        The other groups would wait for it at the end of an epoch. So its workers are asked for small values of the tasks that
+        they need. A group that is the only one is not left out: if the link is back in time, its call goes on.
 
         Args:
             group: the number of the group.
@@ -153,11 +154,11 @@ class CutLinks:
 
 
 class _Probe:
-    """Lets each worker of a group get a value from each task that it needs, in threads. A call over a cut link may hang.
+    """Lets each worker of a group get a value from each task that it needs, in threads: a call over a cut link may hang.
 
     Args:
         workers: the workers.
-        needed: these tasks; the workers themselves are among them, and get their own value, too.
+        needed: the tasks that they need, the workers themselves among them.
 
     Attributes:
         begun: the moment when they were asked; infinite before.

@@ -1,4 +1,4 @@
-"""`GroupAnswers`: which worker groups answer. A group with a worker that is stopped or cut off is lost."""
+"""`GroupAnswers`: asks worker groups for an answer, and leaves out those with a worker that is stopped or cut off."""
 
 import itertools
 import logging
@@ -17,12 +17,12 @@ _log = logging.getLogger("tfdist")
 
 
 class GroupAnswers:
-    """Asks workers for an answer.
+    """Asks the workers of groups for an answer, and leaves out the groups of those that give none.
 
     Args:
         groups: the worker groups.
         workers: the worker tasks, with addresses.
-        membership: notes which groups are lost.
+        membership: is told which groups are lost.
         links: the groups that are left out because of a link.
         servers: the ps tasks, with addresses.
     """

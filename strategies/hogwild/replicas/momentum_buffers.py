@@ -1,12 +1,12 @@
 """Momentum buffers of the optimizer that groups average with the parameters, as the option `average_momentum` says.
 
 The momentum of a group remembers the gradients of its own batches. If only parameters are averaged, each replica goes on in
-its own direction after a round. Buffers that are averaged are in blocks like those of the parameters, which are pushed and
-pulled with them. Their outer rates are those of the average.
+its own direction after a round. Averaged buffers are in blocks like those of the parameters, which are pushed and pulled with
+them, and are averaged whatever the outer rates.
 
-Adam and its relatives divide the momentum by a second moment, which stays with the group. Where a group has seen no gradient of
-a weight yet, as of a unit that its batches do not activate, that is zero, and the momentum of the others would be divided by
-epsilon. So theirs stays with the group, too.
+The momentum of Adam and its relatives stays with the group. They divide it by a second moment, which also stays with the group
+and is zero where the group has seen no gradient of a weight yet, as of a unit that its batches do not activate. The momentum of
+the others would be divided by epsilon there.
 """
 
 from collections.abc import Iterable

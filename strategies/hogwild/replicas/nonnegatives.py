@@ -1,13 +1,13 @@
 """Averages that are never negative, such as moving variances: pushes of several groups must not bring them below zero.
 
-Groups take the mean of what no optimizer trains: each adds its share of its progress. Where a group begins from a value to
-which the others have not all pushed, it makes the progress of the others once more. A moving variance that falls from 1 to
-0.01 within a sync period falls to 0.5 with the push of the first of two groups, to 0.01 with that of the second, and to -0.24
-with the next one of the first, which has pulled 0.5. `evaluate` would compute its square root.
+Groups take the mean of what no optimizer trains: each adds its share of its progress. That goes wrong where a group begins from
+a value to which the others have not all pushed, because it makes their progress once more. With two groups, a moving variance
+that falls from 1 to 0.01 within a sync period is 0.5 after the push of the first, 0.01 after that of the second, and -0.24
+after the next push of the first, which had pulled 0.5. `evaluate` would compute its square root.
 
-So a push moves a value of which neither the global parameter nor the local replica is negative at most halfway from the lesser
-of the two to zero. What would move it farther moves the global parameter toward the local replica instead. If the progress of
-a group begins from the present global parameter, the mean lies between the two, and this never happens.
+So a push moves a value, of which neither the global parameter nor the local replica is negative, at most halfway from the
+lesser of the two to zero. What would move it farther moves the global parameter toward the local replica instead. If the
+progress of a group begins from the present global parameter, the mean lies between the two, and this never happens.
 
 These variables are sent as float32 with every compression: others in the same message decide how a value is rounded.
 """

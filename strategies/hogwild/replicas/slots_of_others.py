@@ -1,11 +1,12 @@
 """The optimizer slots of a group whose workers were restarted, or have joined: those of another group that trains.
 
-The slots on the ps are those that the program has loaded or assigned last, or zeros. The optimizer has counted thousands of
-updates. Adam then takes its second moment for one of many gradients, and its first updates are several times too large; with a
-first moment that is averaged over the groups (`average_momentum`) there is no limit to how large.
+The slots on the ps are those that the program has loaded or assigned last, or zeros, although the optimizer has counted
+thousands of updates. With a second moment of zero, Adam's first updates are several times too large; with a first moment that
+is averaged over the groups (`average_momentum`) there is no limit to how large.
 
-Slots are taken with the counter of updates (`iterations`). Optimizers correct the bias of slots that begin with zeros, and with
-slots of thousands of updates would make updates that are ten times too large (Adamax) or several times too small (Adam).
+The counter of updates (`iterations`) is taken with the slots, because optimizers correct the bias of slots that begin with
+zeros. With slots of thousands of updates and a count of zero, updates would be ten times too large (Adamax) or several times
+too small (Adam).
 """
 
 import logging

@@ -1,11 +1,13 @@
 """What a step that is tried out adds to its metrics: whether replicas, each with its shard, add the same as one process.
 
-The states of the replicas' metrics are added up. That is exact if every example adds its own part to a state. A metric of the
-user's may add a number of a batch instead, such as the mean of its examples or 1 for the batch, and each replica adds one. A
-trial (shard_check.py) finds these variables: they grow as much with twice as many examples. From then on each replica adds its
-share of the number, so that the replicas together add the mean over the examples. A `keras.metrics.Mean` does so by itself, and
-if the trial finds that it gets a sum over the examples, each replica adds all of its sum. A number that compares the examples,
-such as the F1 score of a batch, is that of a shard, and a warning names the metric.
+The states of the replicas' metrics are added up. That is exact if every example adds its own part to a state. A trial
+(shard_check.py) finds what a metric of the user's adds instead:
+
+* a number of the batch, such as the mean of its examples or 1: the state grows as much with twice as many examples. From then
+  on each replica adds its share of the number, so that the replicas together add the mean over the examples;
+* a sum over the examples, given to a `keras.metrics.Mean`, which counts by the replica's share: each replica adds all of its
+  sum;
+* a number that compares the examples, such as the F1 score of a batch: that of a shard. A warning names the metric.
 """
 
 import logging

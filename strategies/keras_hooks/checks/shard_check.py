@@ -1,16 +1,15 @@
 """Warns of a training step that replicas, each with its shard of a batch, compute differently from one process.
 
-The replicas' results are means over the examples of a shard, and their weighted sum is that of the whole batch if every example
-adds its own part. It does not if examples are compared with each other, as in contrastive losses, if the step computes with its
-gradients, or if it adds up over the batch. Keras says nothing of a user's own code, so the step is tried out, before the first
-update, on a few examples of the first batch. Nothing is updated or assigned.
+A replica's result is a mean over the examples of its shard. The weighted sum of the replicas' results is that of the whole
+batch if every example adds its own part. That fails if examples are compared with each other (contrastive losses), if the step
+computes with its gradients, or if it adds up over the batch.
 
-With two parts a and b of these examples, and ab for a batch of both, each example adds its own part if
+Keras says nothing of a user's own code. So the step is tried out, before the first update, on a few examples of the first
+batch. Nothing is updated or assigned. With two parts a and b of these examples, and ab for a batch of both:
 
-    step(ab) + step(ba) = step(aa) + step(bb),
-
-where all four have the same positions, sizes and random numbers. So it is for examples that are shortened as by padding. The
-step is a mean if step(aa) = step(a); of a step that draws random numbers, only the norm is compared.
+* every example adds its own part if step(ab) + step(ba) = step(aa) + step(bb), where all four have the same positions, sizes
+  and random numbers. The same is tried with examples that are shortened as by padding;
+* the step is a mean if step(aa) = step(a). Of a step that draws random numbers only the norms are compared.
 """
 
 import contextlib

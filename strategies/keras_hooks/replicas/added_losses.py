@@ -1,10 +1,14 @@
 """Losses that layers add with `add_loss`: those that are sums over the examples of a batch count in full on several replicas.
 
 A replica's losses count by its share of the examples, which is exact for means. Keras does not say whether an added loss is a
-mean, a sum as in Keras' own example, or a number for each example, of which Keras takes the sum. A trial of the step
-(shard_check.py) finds the sums: they grow twice as large with each example twice. From then on each replica divides them by its
-share. Before that, the trial is repeated with these losses divided by the number of examples: the step then has to be a mean.
-Losses of a layer that are sums of both kinds stay as they are, and a warning names the layer (batch_sums.py).
+mean, a sum as in Keras' own example, or a number for each example, of which Keras takes the sum. So a trial of the step
+(shard_check.py) looks for sums:
+
+1. Sums are what becomes twice as large when each example is there twice.
+2. The trial is repeated with these losses divided by the number of examples. The step then has to be a mean.
+3. From then on each replica divides them by its share, so that they count in full.
+
+If a layer adds sums and means, its losses stay as they are, and a warning names the layer (batch_sums.py).
 """
 
 import weakref

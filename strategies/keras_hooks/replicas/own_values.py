@@ -1,11 +1,11 @@
 """Variables that a step assigns by itself although an optimizer updates them too, such as those that a batch initializes.
 
-What depends on the batch differs between replicas, and would do so for ever. So the replicas take the mean, each with its share
-of the examples, before the update, or at the end of the step if it assigns them after that. What is made of variables only, as
-by clipping weights, is the same everywhere and is not sent.
+What depends on the batch differs between replicas, and would do so for ever. What the replicas take instead:
 
-The mean of random numbers is no such random number. So what a step draws, whatever its batch is, is that of the first replica,
-which draws what one process does. So are integers and truth values, of which there is no mean.
+* the mean, each with its share of the examples: before the update, or at the end of the step if it assigns them after that;
+* the value of the first replica, which draws what one process does, for random numbers: their mean would not be one. So also
+  for integers and truth values, which have no mean;
+* nothing, where a value follows from variables alone, as by clipping weights: it is the same everywhere.
 """
 
 from typing import Any

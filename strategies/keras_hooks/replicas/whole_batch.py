@@ -1,9 +1,9 @@
 """Tensors of the whole batch on every replica, for losses and metrics that are one number of a batch, or one for each class.
 
 The rows of the replicas' tensors follow one another. If a tensor has as many rows as there are examples, that is the order of
-one process. If it has more, the order cannot be known: of two views, one below the other, one process has all first views
-before the second ones; of words, each example's follow one another. So the number is computed in both orders, and if it depends
-on the order, the step fails.
+one process. If it has more, the order cannot be known. Of two views of each example, one below the other, one process has all
+first views before the second ones; of words, those of an example follow one another. So the number is computed in both orders,
+and if it depends on the order, the step fails.
 """
 
 from collections.abc import Callable
