@@ -120,11 +120,9 @@ class ChiefValues:
                 if id(variable) not in block.assigned:
                     variable.restored[group] = block.cut(vector, variable).copy()
 
-    def count_updates(self, made: Sequence[tuple[LocalVariable, int]]) -> None:
-        """Adds the updates of an execution to the counters on the chief."""
+    def note_execution(self) -> None:
+        """Notes that the chief has the results of one more execution."""
         self._executions_done += 1
-        for variable, updates in made:
-            variable.count_on_chief(updates)
 
     def synchronize_groups(self) -> None:
         """Lets all groups continue from global parameters with the progress of all, unless executions are in flight."""

@@ -151,20 +151,21 @@ class StepCounters:
         measured = {id(counter) for counter in self._measured}
         self._others.update({id(v): v for v in variables if v.kind is Kind.COUNTER and id(v) not in measured})
 
-    def changes(self, results: Any) -> list[tuple[LocalVariable, int]]:
-        """Returns how far the steps of an execution have moved each counter.
+    def changes(self, results: Any) -> list[tuple[LocalVariable, list[int]]]:
+        """Returns how far each step of an execution has moved each counter.
 
         Args:
             results: what each step returned, numpy float64 [steps, n].
         """
-        sums = np.sum(results[:, results.shape[1] - len(self._measured) :], axis=0)
+        moved = results[:, results.shape[1] - len(self._measured) :]
+        sums = np.sum(moved, axis=0)
         if self._measured:
             self._per_step = (sums / len(results)).tolist()
         step, counts = self._counted
         after = [count + per_step * len(results) for count, per_step in zip(counts, self._per_step, strict=True)]
         self._counted = step + len(results), after
-        made = [(v, round(change)) for v, change in zip(self._measured, sums.tolist(), strict=True)]
-        return made + [(v, len(results)) for v in self._others.values()]
+        made = [(v, np.rint(each).astype(int).tolist()) for v, each in zip(self._measured, moved.T, strict=True)]
+        return made + [(v, [1] * len(results)) for v in self._others.values()]
 
 
 def counters_of(model: Any) -> list[LocalVariable]:
