@@ -21,7 +21,7 @@ def install() -> None:
     """Makes schedules, and what a program adds to a counter, follow the steps of all groups. Calling it again does nothing."""
     patches.LEARNING_RATE.patch(_current_learning_rate)
     for method in patches.ASSIGN_IN_PLACE.values():
-        method.patch(_count_before)
+        method.patch(_finish_before)
 
 
 def _current_learning_rate(original: Callable[..., Any], optimizer: Any) -> Any:
@@ -30,12 +30,15 @@ def _current_learning_rate(original: Callable[..., Any], optimizer: Any) -> Any:
     return original(optimizer)
 
 
-def _count_before(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    """Adds to a counter with the steps in flight. Keras reads it before it assigns the sum, which would lack them."""
+def _finish_before(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    """Adds to a counter or weight with the steps in flight. Keras reads it before it assigns the sum, which would lack them."""
     if tf.executing_eagerly() and not in_stateless_scope():
-        for counter in local_variables(variable._value):
-            if counter.kind is Kind.COUNTER:
-                counter.tfdist_strategy.local_replicas.count_steps()
+        for held in local_variables(variable._value):
+            replicas = held.tfdist_strategy.local_replicas
+            if held.kind is Kind.COUNTER:
+                replicas.count_steps()
+            else:
+                replicas.chief.finish_steps_on(held)
     return original(variable, value)
 
 
