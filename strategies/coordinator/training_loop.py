@@ -335,13 +335,17 @@ class TrainingLoop:
         else:
             self.metric_logs.begin_anew()
 
-    def finish(self) -> Logs:
-        """Waits for the executions of an epoch at its end and returns its logs."""
+    def finish(self, read: Logs = None) -> Logs:
+        """Waits for the executions of an epoch at its end and returns its logs.
+
+        Args:
+            read: the last logs that Keras has read, if the epoch ends with them; None if it has all steps that are made.
+        """
         epoch = self._open_epochs.of(self)
         assert epoch is not None
         self._end_within(epoch)
         self._add_finished(epoch)
-        self.metric_logs.publish_sums()
+        self.metric_logs.publish_sums(read)
         logs = self.metric_logs.logs
         self.end(epoch)
         if (around := self._open_epochs.innermost()) is not None:
