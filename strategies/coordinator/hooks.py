@@ -96,7 +96,9 @@ class CoordinatorHooks(KerasHooks):
         nest them, and its last logs know what one worker has counted.
         """
         if logs is not None and (loop := self._open_epochs.innermost_of(model)) is not None:
-            logs = loop.finish()  # Empty if the step returns nothing, or there was none.
+            # What a callback of `evaluate` has not seen before it stops counts for nothing; steps of a training are made.
+            is_stopped = loop is model.test_function and model.stop_evaluating
+            logs = loop.finish(logs if is_stopped else None)  # Empty if the step returns nothing, or there was none.
             return loop.metric_logs.with_metrics(logs, model.get_metrics_result()) if logs else logs
         return with_metrics(logs, model.get_metrics_result()) if logs else logs
 

@@ -291,8 +291,10 @@ class MetricLogs:
         """Returns the logs of a step with the results of the metrics, but for values of the step's own."""
         return step_logs.with_metrics(logs, metrics, self._own_names | self._derived.keys())
 
-    def publish_sums(self) -> None:
-        """Gives the metrics' variables their sums, because Keras reads each at the end of an epoch."""
+    def publish_sums(self, read: Logs = None) -> None:
+        """Gives the metrics' variables their sums, because Keras reads each at the end of an epoch. `read`: see `finish`."""
+        if read:
+            self.logs, self._sum = read, self._sum if self._read.sums is None else self._read.sums
         total = self._sum if self._by_group else self._carried
         self._listens = False
         if total is not None:

@@ -13,6 +13,7 @@ from tfdist.cluster import Cluster, Task
 from tfdist.strategies.coordinator.calls.backups import Backups
 from tfdist.strategies.coordinator.calls.executions import Executions
 from tfdist.strategies.coordinator.calls.tracing import tracing_lock
+from tfdist.strategies.coordinator.edits import Edits
 from tfdist.strategies.coordinator.extended import GroupExtended
 from tfdist.strategies.coordinator.members import made_before
 from tfdist.strategies.coordinator.members.call_gate import CallGate
@@ -68,6 +69,7 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         recovery: takes tasks that have been restarted into the cluster again.
         server_watch: asks the ps for an answer.
         executions: what the groups run.
+        edits: lets callbacks compute weights from what they read.
         tfdist_hooks: the interface to Keras. Subclasses set it.
     """
 
@@ -114,6 +116,7 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         links = self.recovery.links = CutLinks(self.worker_groups, workers, servers, self.membership)
         self.answers = GroupAnswers(self.worker_groups, workers, self.membership, links, servers)
         self.executions = Executions(coordinator, self.answers, self.membership, self.call_gate, self.server_watch, seconds)
+        self.edits = Edits(self.executions)
         self.server_watch.start()
         self._backups = Backups(self.executions, self.answers, self.membership, seconds)
         self._backups.start()

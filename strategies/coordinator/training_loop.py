@@ -49,6 +49,9 @@ class Steps(Protocol):
     def one_batch(self, batch: Any) -> Logs:
         """Does `train_on_batch` or `test_on_batch`. Nothing is in flight."""
 
+    def count_read(self, are_all: bool = False) -> None:
+        """Adds the updates of the steps whose logs Keras reads now, or of all steps that are added, to the chief's counters."""
+
     def begin(self) -> None:
         """Prepares for the first steps of an epoch."""
 
@@ -220,6 +223,7 @@ class TrainingLoop:
                 raise StopIteration
         logs = epoch.ready.popleft()
         self.metric_logs.hand_over(logs)
+        self._steps.count_read()
         return logs
 
     def _one_batch(self, batch: Any) -> Logs:
@@ -305,6 +309,7 @@ class TrainingLoop:
         self._executions.drain()
         while (logs := self._add_one(epoch.iterator)) is not None:
             epoch.ready += logs
+        self._steps.count_read(are_all=True)
 
     def reset(self, error: Exception | None, is_asked: bool = True) -> None:
         """Prepares for metrics that start from zero. Nothing is in flight.
@@ -330,13 +335,17 @@ class TrainingLoop:
         else:
             self.metric_logs.begin_anew()
 
-    def finish(self) -> Logs:
-        """Waits for the executions of an epoch at its end and returns its logs."""
+    def finish(self, read: Logs = None) -> Logs:
+        """Waits for the executions of an epoch at its end and returns its logs.
+
+        Args:
+            read: the last logs that Keras has read, if the epoch ends with them; None if it has all steps that are made.
+        """
         epoch = self._open_epochs.of(self)
         assert epoch is not None
         self._end_within(epoch)
         self._add_finished(epoch)
-        self.metric_logs.publish_sums()
+        self.metric_logs.publish_sums(read)
         logs = self.metric_logs.logs
         self.end(epoch)
         if (around := self._open_epochs.innermost()) is not None:

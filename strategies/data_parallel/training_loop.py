@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tfdist.strategies.data_parallel.branches import check_updates
 from tfdist.strategies.data_parallel.metrics import ReplicaMetrics
-from tfdist.strategies.data_parallel.trained_layers import TrainedLayers
 from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedIterator, at_least_one, examples_of, per_replica
 from tfdist.strategies.inputs.batches import as_tensors, rows_of, without_optionals
@@ -28,6 +27,7 @@ from tfdist.strategies.keras_hooks.replicas.own_values import kept, of_first
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import NotInLoopError, Replica, entered
 from tfdist.strategies.keras_hooks.step_logs import means_over_examples
+from tfdist.strategies.keras_hooks.trained_layers import TrainedLayers
 from tfdist.strategies.private_api.replica_order import ordered_by_replica
 from tfdist.strategies.private_api.user_functions import without_optionals as converting_optionals
 

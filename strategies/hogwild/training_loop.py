@@ -8,6 +8,7 @@ import functools
 import itertools
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,6 +62,8 @@ class Steps:
         self._next_step: int | None = None  # Its number over all groups; None before the first.
         self._any_group = False  # Whether any group may do the step of `one_batch`.
         self._kept_steps = 0  # Of a group that keeps its progress, since the chief has collected it.
+        # Counters, by id, with the updates of each step whose logs Keras has not read.
+        self._unread: dict[int, tuple[Any, deque[int]]] = {}
 
     def schedule(self, iterator: Any, are_read: bool) -> bool:
         """See `coordinator.training_loop.Steps`."""
@@ -225,11 +228,22 @@ class Steps:
         """Adds the results of an execution: one row per step. Returns the logs after each step in `wanted`."""
         last = len(rows) - 1
         logs = self._metric_logs.add(execution, rows[[*wanted] if wanted and wanted[-1] == last else [*wanted, last]])
-        self._replicas.chief.count_updates(self._calls.counters.changes(rows))
+        self._replicas.chief.note_execution()
+        for counter, updates in self._calls.counters.changes(rows):
+            self._unread.setdefault(id(counter), (counter, deque()))[1].extend(updates)
         return logs[: len(wanted)]
 
     def _add_one(self, execution: Execution) -> Logs:
-        return self._add(execution, self._noted(execution, _rows_of(execution)), [0])[0]
+        (logs,) = self._add(execution, self._noted(execution, _rows_of(execution)), [0])
+        self.count_read(are_all=True)
+        return logs
+
+    def count_read(self, are_all: bool = False) -> None:
+        """See `coordinator.training_loop.Steps`. Groups are ahead of callbacks, which act by the count of updates."""
+        with interrupts.held():
+            for counter, updates in self._unread.values():
+                steps = len(updates) if are_all else min(self._model.steps_per_execution, len(updates))
+                counter.count_on_chief(sum(updates.popleft() for _ in range(steps)))
 
     def _noted(self, execution: Execution, rows: Any) -> Any:
         """Notes the measured times, and returns the rows without them."""

@@ -66,6 +66,9 @@ class Steps:
         """See `coordinator.training_loop.Steps`. The last execution of an epoch has reported its steps."""
         return []
 
+    def count_read(self, are_all: bool = False) -> None:
+        """See `coordinator.training_loop.Steps`. The ps count."""
+
     def one_batch(self, batch: Any) -> Logs:
         """See `coordinator.training_loop.Steps`."""
         execution = self._schedule([batch])

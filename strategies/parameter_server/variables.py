@@ -28,6 +28,23 @@ from tfdist.strategies.runtime import chief_device
 from tfdist.strategies.variable_base import rows_by_part
 
 
+def _value_of(variable: Any) -> Any:
+    """Returns the value of a variable that a step has read; None if it has to be read in place. The program may be about to."""
+    if _is_trained_on_chief(variable):
+        variable.tfdist_strategy.edits.before_read()
+    return fused_reads.current().value_of(variable)
+
+
+def _note_assignment(variable: Any) -> None:
+    """Lets no step in flight come in between if the program itself assigns a weight."""
+    if _is_trained_on_chief(variable):
+        variable.tfdist_strategy.edits.before_assignment(variable.name)
+
+
+def _is_trained_on_chief(variable: Any) -> bool:
+    return tf.executing_eagerly() and variable.trainable and hasattr(variable.tfdist_strategy, "edits")
+
+
 class ServerVariable(CachingVariable):
     """A variable on one ps. A step reads it once: if it is small, with the one message for all small variables of that ps.
 
@@ -108,17 +125,17 @@ class ServerVariable(CachingVariable):
 
     def value(self) -> Any:
         """Returns the value as a tensor."""
-        value = fused_reads.current().value_of(self)
+        value = _value_of(self)
         return self._in_place(super().value()) if value is None else value
 
     def read_value(self) -> Any:
         """Returns the value as a tensor."""
-        value = fused_reads.current().value_of(self)
+        value = _value_of(self)
         return self._in_place(super().read_value()) if value is None else value
 
     @overrides(CachingVariable)
     def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
-        value = fused_reads.current().value_of(self)
+        value = _value_of(self)
         return self._in_place(super()._dense_var_to_tensor(dtype, name, as_ref)) if value is None else value
 
     def handle_for_update(self) -> Any:
@@ -130,6 +147,7 @@ class ServerVariable(CachingVariable):
         """Assigns a value, as `tf.Variable.assign`. A step that reads the variable afterwards reads it again."""
         if (change := change_of(self, value)) is not None:
             return self.tfdist_strategy.extended.update_elements(self, change)
+        _note_assignment(self)
         fused_reads.current().forget(self)
         return super().assign(value, *args, **kwargs)
 
@@ -208,8 +226,7 @@ class ShardedVariable(RowAccess):
         """Returns the whole value as a tensor on the current device; in a `shard_scope`, the value of the shard."""
         if self._here is not None:
             return self._here.value()
-        reads = fused_reads.current()
-        value = reads.value_of(self)
+        reads, value = fused_reads.current(), _value_of(self)
         return reads.read_in_place(self, reads.read_whole(self)) if value is None else value
 
     @property
@@ -276,6 +293,8 @@ class ShardedVariable(RowAccess):
             return self
         if method != "assign" and self._here is None:
             note_change(self, "add")
+        if method == "assign":
+            _note_assignment(self)
         fused_reads.current().forget(self)
         if self._here is not None:
             getattr(self._here, method)(value)

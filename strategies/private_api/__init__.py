@@ -58,7 +58,7 @@ KerasVariable: Any = need("keras.src.backend.tensorflow.core", "Variable")
 # Gives a variable of Keras, made outside of the scope, a value in it (keras_hooks/optimizer.py).
 need_function(KerasVariable, "_initialize", "self, value", "calls")
 in_stateless_scope: Any = need("keras.src.backend", "in_stateless_scope")
-# Whether layers and variables are trained (data_parallel/trained_layers.py).
+# Whether layers and variables are trained (keras_hooks/trained_layers.py).
 for _owner in (keras.Layer, need("keras.src.backend.common.variables", "Variable")):
     need_attributes(_owner, "_trainable")
 # Runs a function on symbolic tensors (keras_hooks/step_build.py).

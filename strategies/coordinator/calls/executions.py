@@ -75,6 +75,7 @@ class Executions:
 
     Attributes:
         is_exact: whether one execution is in flight at a time, so that callbacks have seen a step before the next one starts.
+        taken: how many results of executions their owners have taken.
         when_draining: is called when nothing more will be scheduled before all that is in flight has finished.
     """
 
@@ -103,6 +104,7 @@ class Executions:
         self._durations: deque[float] = deque(maxlen=99)  # Of the last calls, in seconds.
         self._order = 0  # How many have finished.
         self.is_exact = len(membership.owners) == 1
+        self.taken = 0
         self.when_draining: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
@@ -211,6 +213,7 @@ class Executions:
         if not finished:
             return None
         execution = finished.popleft()
+        self.taken += 1
         if not finished:
             del self._finished[owner]
         return execution

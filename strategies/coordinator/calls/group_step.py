@@ -10,6 +10,7 @@ from tfdist.strategies.inputs.batch_shards import Layout, per_replica
 from tfdist.strategies.inputs.batches import concatenated, none_without_examples, rows_of
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_normalization
+from tfdist.strategies.keras_hooks.trained_layers import TrainedLayers
 from tfdist.strategies.private_api.user_functions import without_optionals
 
 _InParts = tf.experimental.ExtensionType  # `model_parallel.split_tensor.SplitTensor` is one.
@@ -83,6 +84,7 @@ class GroupStep:
         self._strategy = strategy
         self._model = model
         self._step, self._trains = without_optionals(model, step), step == model.train_step
+        self._trained_layers = TrainedLayers(model)
         self._outputs = outputs
         self._scope = scope
 
@@ -97,7 +99,8 @@ class GroupStep:
             shares = layout.shares(element["examples"])
             if not any(isinstance(value, tf.Tensor) and value.shape.rank for value in tf.nest.flatten(whole)):
                 counts = layout.counts(element["examples"])  # Of sparse batches only the function knows the size.
-        with self._scope() as begin_replica:
+        trained = self._trained_layers.as_at_first() if self._trains else contextlib.nullcontext()
+        with trained, self._scope() as begin_replica:
 
             def on_replica(shard: Any) -> Any:
                 index = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))

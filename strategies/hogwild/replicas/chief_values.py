@@ -38,6 +38,14 @@ class ChiefValues:
         While executions are in flight, or a step is traced, that is the value of the global parameters, or the value
         that was collected last if the variable is not synchronized. Otherwise groups flush first.
         """
+        self._note_read(variable)
+        self._refresh(variable)
+
+    def _note_read(self, variable: LocalVariable) -> None:
+        if self._is_trained(variable) and not tracing_lock.is_held:
+            self._replicas.edits.before_read()
+
+    def _refresh(self, variable: LocalVariable) -> None:
         block = variable.block
         if block is None or variable.kind in (Kind.FROM_CHIEF, Kind.COUNTER):
             return
@@ -49,6 +57,7 @@ class ChiefValues:
         block = variable.block
         if block is None or variable.kind in (Kind.FROM_CHIEF, Kind.COUNTER):
             return None
+        self._note_read(variable)
         self._update(block)
         return block.cut(block.values, variable).copy() if block.is_newer_than(variable) else None
 
@@ -88,13 +97,26 @@ class ChiefValues:
     @contextlib.contextmanager
     def assigning(self, variable: LocalVariable) -> Iterator[None]:
         """Surrounds an assignment to the chief's variable. `publish` gives the new value to the groups."""
-        self.refresh(variable)
+        if self._is_trained(variable) and not variable.block.assigned:
+            self._replicas.edits.before_assignment(variable.name)
+        self._refresh(variable)
         yield
         variable.restored, variable.restored_outer = {}, {}
         if variable.block is not None:
             variable.block.assigned[id(variable)] = variable
             variable.version = variable.block.version
             variable.restored_outer = checkpoint_state.zero_outer(variable)  # That of the old value would move the new one.
+
+    def finish_steps_on(self, variable: LocalVariable) -> None:
+        """Waits for the executions in flight if they train a variable that the program is about to change by its value."""
+        if self._is_trained(variable):
+            self._replicas.wait_until_idle()
+
+    @staticmethod
+    def _is_trained(variable: LocalVariable) -> bool:
+        """Returns whether groups train a variable, also in executions that have not begun yet, or did so before."""
+        block = variable.block
+        return block is not None and block.kind is Kind.SYNCHRONIZED and bool(block.dirty or block.trained_by is not None)
 
     def publish(self) -> None:
         """Gives what the chief has assigned to the ps. Call it before executions are scheduled.
@@ -120,11 +142,9 @@ class ChiefValues:
                 if id(variable) not in block.assigned:
                     variable.restored[group] = block.cut(vector, variable).copy()
 
-    def count_updates(self, made: Sequence[tuple[LocalVariable, int]]) -> None:
-        """Adds the updates of an execution to the counters on the chief."""
+    def note_execution(self) -> None:
+        """Notes that the chief has the results of one more execution."""
         self._executions_done += 1
-        for variable, updates in made:
-            variable.count_on_chief(updates)
 
     def synchronize_groups(self) -> None:
         """Lets all groups continue from global parameters with the progress of all, unless executions are in flight."""

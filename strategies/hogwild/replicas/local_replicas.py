@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.calls.backups import SILENT_SECONDS
+from tfdist.strategies.coordinator.edits import Edits
 from tfdist.strategies.coordinator.members.membership import Membership
 from tfdist.strategies.coordinator.members.named_resource import NamedVariable
 from tfdist.strategies.hogwild.replicas import checkpoint_state, nonnegatives, slots_of_others
@@ -61,6 +62,7 @@ class LocalReplicas:
         in_flight: returns the number of executions in flight.
         wait_until_idle: waits until no execution is in flight.
         count_steps: does so, and adds the steps to the counters.
+        edits: lets callbacks compute weights from what they read.
     """
 
     def __init__(self, strategy: Any, membership: Membership) -> None:
@@ -73,6 +75,7 @@ class LocalReplicas:
         self.count_steps: Callable[[], None] = lambda: None
         self.registry = BlockRegistry(self._make_block)
         self.blocks, self.owners = self.registry.blocks, membership.owners
+        self.edits: Edits = strategy.edits
         self._uninitialized: list[ParameterBlock] = []
         self._membership = membership
         self._membership.when_lost = self._forget

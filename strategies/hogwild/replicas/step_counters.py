@@ -21,7 +21,7 @@ def install() -> None:
     """Makes schedules, and what a program adds to a counter, follow the steps of all groups. Calling it again does nothing."""
     patches.LEARNING_RATE.patch(_current_learning_rate)
     for method in patches.ASSIGN_IN_PLACE.values():
-        method.patch(_count_before)
+        method.patch(_finish_before)
 
 
 def _current_learning_rate(original: Callable[..., Any], optimizer: Any) -> Any:
@@ -30,12 +30,15 @@ def _current_learning_rate(original: Callable[..., Any], optimizer: Any) -> Any:
     return original(optimizer)
 
 
-def _count_before(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    """Adds to a counter with the steps in flight. Keras reads it before it assigns the sum, which would lack them."""
+def _finish_before(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    """Adds to a counter or weight with the steps in flight. Keras reads it before it assigns the sum, which would lack them."""
     if tf.executing_eagerly() and not in_stateless_scope():
-        for counter in local_variables(variable._value):
-            if counter.kind is Kind.COUNTER:
-                counter.tfdist_strategy.local_replicas.count_steps()
+        for held in local_variables(variable._value):
+            replicas = held.tfdist_strategy.local_replicas
+            if held.kind is Kind.COUNTER:
+                replicas.count_steps()
+            else:
+                replicas.chief.finish_steps_on(held)
     return original(variable, value)
 
 
@@ -151,20 +154,21 @@ class StepCounters:
         measured = {id(counter) for counter in self._measured}
         self._others.update({id(v): v for v in variables if v.kind is Kind.COUNTER and id(v) not in measured})
 
-    def changes(self, results: Any) -> list[tuple[LocalVariable, int]]:
-        """Returns how far the steps of an execution have moved each counter.
+    def changes(self, results: Any) -> list[tuple[LocalVariable, list[int]]]:
+        """Returns how far each step of an execution has moved each counter.
 
         Args:
             results: what each step returned, numpy float64 [steps, n].
         """
-        sums = np.sum(results[:, results.shape[1] - len(self._measured) :], axis=0)
+        moved = results[:, results.shape[1] - len(self._measured) :]
+        sums = np.sum(moved, axis=0)
         if self._measured:
             self._per_step = (sums / len(results)).tolist()
         step, counts = self._counted
         after = [count + per_step * len(results) for count, per_step in zip(counts, self._per_step, strict=True)]
         self._counted = step + len(results), after
-        made = [(v, round(change)) for v, change in zip(self._measured, sums.tolist(), strict=True)]
-        return made + [(v, len(results)) for v in self._others.values()]
+        made = [(v, np.rint(each).astype(int).tolist()) for v, each in zip(self._measured, moved.T, strict=True)]
+        return made + [(v, [1] * len(results)) for v in self._others.values()]
 
 
 def counters_of(model: Any) -> list[LocalVariable]:

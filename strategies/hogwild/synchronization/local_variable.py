@@ -206,6 +206,8 @@ class LocalVariable(VariableBase):
             with tf.device(self._here):
                 _WRITES[method](resource=self.handle, value=tf.convert_to_tensor(value, self.dtype))
             return self
+        if method != "assign":
+            self._strategy_of.local_replicas.chief.finish_steps_on(self)
         with self._strategy_of.local_replicas.assigning(self):
             before = self.value_on_chief() if self.kind is Kind.COUNTER else 0
             getattr(self._counted(), method)(value)
@@ -292,6 +294,7 @@ def _writing(method: str) -> Any:
         if not tf.executing_eagerly():
             self._note_assignment()
             return getattr(VariableBase, method)(self, *args, **kwargs)
+        self._strategy_of.local_replicas.chief.finish_steps_on(self)
         with self._strategy_of.local_replicas.assigning(self):
             getattr(self._counted(), method)(*args, **kwargs)
         return self

@@ -205,6 +205,16 @@ def test_a_callback_may_reset_one_metric_within_an_epoch():
     assert [float(each._value.value()) for each in (total, count)] == [3.0, 8.0]
 
 
+def test_an_evaluation_that_a_callback_stops_has_the_steps_that_it_has_seen():
+    logs, total, count = mean_of_losses(), Counter(), Counter()
+    logs._variables = [total, count]
+    seen = add(logs, 0, 8, 8)
+    logs.hand_over(seen)
+    add(logs, 1, 4, 8)
+    logs.publish_sums(seen)
+    assert logs.logs == {"loss": 1.0} and [float(each._value.value()) for each in (total, count)] == [8.0, 8.0]
+
+
 def test_an_epoch_without_a_step_left_has_the_sums_of_the_steps_before_the_restart():
     total, count = Counter(), Counter()
     model = SimpleNamespace(metrics=[SimpleNamespace(variables=[total, count])], name="net")

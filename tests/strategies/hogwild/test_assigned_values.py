@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.calls.tracing import tracing_lock
+from tfdist.strategies.coordinator.edits import Edits
 from tfdist.strategies.hogwild.replicas.chief_values import ChiefValues
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind
@@ -17,7 +18,7 @@ from tfdist.strategies.hogwild.synchronization.outer_optimizers import Average
 class Variable:
     """What a block and the chief need of a `LocalVariable` of one number."""
 
-    dtype, shape, replica = tf.float32, tf.TensorShape([]), None
+    dtype, shape, replica, name = tf.float32, tf.TensorShape([]), None, "weight:0"
 
     def __init__(self, value, kind=Kind.SYNCHRONIZED):
         self.value, self.kind, self.version = np.float32(value), kind, 0
@@ -48,6 +49,7 @@ def chief_of(block, found, *others):
         return {each: each.of_groups for each in others}
 
     replicas = {"blocks": [block, *others], "collect": collect, "current_owners": lambda block: [0, 1]}
+    replicas["edits"] = SimpleNamespace(before_read=lambda: None, before_assignment=lambda name: None)
     return ChiefValues(SimpleNamespace(**replicas, in_flight=lambda: 0, wait_until_idle=lambda: None))
 
 
@@ -140,6 +142,71 @@ def test_groups_keep_their_own_slots_when_another_variable_of_the_block_is_assig
     chief.publish()
     assert slot.restored == {0: 2.0, 1: 4.0} and assigned.restored == {}
     assert block.values.tolist() == [7.0, 3.0 if is_dirty else 0.0] and not block.assigned
+
+
+class Running:
+    """What is in flight of a strategy."""
+
+    def __init__(self):
+        self.count, self.taken = 0, 0
+
+    def __len__(self):
+        return self.count
+
+    def wait_until_idle(self):
+        self.count = 0
+
+
+@pytest.fixture
+def ahead():
+    """A weight of which groups have trained more than the ps know, in steps that are in flight, and its values on the chief."""
+    weight, running = Variable(1.0), Running()
+    block = block_of(weight)
+    chief, block.fetch, block.trained_by = chief_of(block, [1.5]), lambda: np.float32([1.25]), object()
+    chief._replicas.in_flight, chief._replicas.wait_until_idle = running.__len__, running.wait_until_idle
+    chief._replicas.edits = Edits(running)
+
+    def train(has_begun=True):
+        running.count, running.taken = 2, running.taken + 1
+        block.dirty = {0, 1} if has_begun else set()
+        chief.note_execution()
+
+    train()
+    return SimpleNamespace(weight=weight, chief=chief, train=train, running=running)
+
+
+def test_a_callback_that_computes_weights_from_what_it_reads_loses_what_groups_have_trained_once(ahead, caplog):
+    weight, chief = ahead.weight, ahead.chief
+    chief.refresh(weight)
+    assert weight.value == 1.25 and not caplog.records
+    assign(chief, weight, weight.value)
+    assert "reads and assigns weight within an epoch" in caplog.text
+    chief.publish()
+    for has_begun in (True, False):
+        ahead.train(has_begun)
+        chief.refresh(weight)
+        assert weight.value == 1.5 and not len(ahead.running)
+        assign(chief, weight, weight.value)
+        chief.publish()
+    assert len(caplog.records) == 1
+
+
+def test_a_callback_that_only_reads_or_only_assigns_weights_waits_for_no_step_when_it_reads(ahead, caplog):
+    weight, chief = ahead.weight, ahead.chief
+    assign(chief, weight, 7.0)
+    chief.publish()
+    for _ in range(2):
+        ahead.train()
+        chief.refresh(weight)
+        assert weight.value == 1.25 and len(ahead.running)
+    assert not caplog.records
+
+
+def test_what_a_callback_adds_to_a_weight_is_added_to_what_groups_have_trained(ahead, caplog):
+    ahead.chief.finish_steps_on(ahead.weight)
+    assign(ahead.chief, ahead.weight, ahead.chief.newer(ahead.weight) + 1.0)
+    ahead.chief.publish()
+    assert ahead.weight.block.values == [2.5] and not caplog.records
 
 
 def test_a_step_that_reads_a_weight_while_it_is_traced_gets_that_of_the_ps():

@@ -34,8 +34,8 @@ def test_the_count_at_a_step_follows_from_the_updates_of_the_steps_before():
     counters = StepCounters([fast, slow], groups=2)
     counters.begin(20)
     assert counters.counts_at(24) == [14, 104]  # One for each step, before anything is known.
-    made = dict(counters.changes(rows(4, 5, 0.5)))
-    assert made == {fast: 20, slow: 2}
+    made = dict(counters.changes(np.concatenate([rows(3, 5, 0), rows(1, 5, 2)])))
+    assert made == {fast: [5] * 4, slow: [0, 0, 0, 2]}
     assert counters.counts_at(24) == [30, 102]
     assert counters.counts_at(28) == [50, 104]  # Another group makes the steps from 24 on.
     assert counters.counts_at(20) == [30, 102]
@@ -97,7 +97,7 @@ def test_where_groups_share_replicas_every_step_counts_as_one():
     counters.add_others([counter])
     assert counters.values() == [] and counters.known == 2
     assert counters.numbers([100.0, 0.0], [], 3)[id(counter)] == 103
-    assert counters.changes(np.float64([[0.5]] * 4)) == [(counter, 4)]
+    assert counters.changes(np.float64([[0.5]] * 4)) == [(counter, [1] * 4)]
 
 
 def test_optimizers_in_lists_and_dicts_and_of_other_models_are_found():

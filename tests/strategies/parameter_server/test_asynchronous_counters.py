@@ -95,6 +95,10 @@ def test_averages_of_an_optimizer_of_the_models_own_begin_with_the_weights(resul
     assert results[case]["overwritten"] == [1.0]
 
 
+def test_a_callback_that_assigns_what_it_reads_of_a_weight_loses_no_update_of_later_epochs(results):
+    assert results["clipped"] == [[60.0, 60.0]] * 4
+
+
 def test_the_loss_scale_grows_after_its_number_of_steps(results):
     assert results["loss scale"] == [2.0**4, 0]
 

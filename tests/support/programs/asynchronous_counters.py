@@ -183,6 +183,26 @@ def errors_of(*calls):
     return errors
 
 
+class Clip(keras.callbacks.Callback):
+    """Assigns each weight after each batch what it reads of it."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        for variable in self.model.trainable_variables:
+            variable.assign(keras.ops.clip(variable, -1e6, 1e6))
+
+
+def clipped(steps):
+    """Returns how many updates the weights have of an epoch in which a callback assigns them, for the second such epoch."""
+    model = trained(lambda: keras.optimizers.SGD(RATE), steps, [(FEW, [dense()]), (MANY, [dense()])])
+    batch = (FEW, MANY), (np.zeros((2, 1), "float32"),) * 2
+    data, found = tf.data.Dataset.from_tensors(batch).repeat(steps), []
+    for _ in range(2):
+        before = model.get_weights()
+        model.fit(data, verbose=0, callbacks=[Clip()])
+        found = [(a - b) / RATE for a, b in zip(before, model.get_weights(), strict=True)]
+    return [[float(each.min()), float(each.max())] for each in found]
+
+
 def stateful():
     """Returns the errors of the methods of a model with a stateful layer."""
     with strategy.scope():
@@ -219,6 +239,7 @@ results = {
     "assigned": assigned(96),
     "assigned in a loop": assigned(96, 4),
     "averaged": averaged,
+    "clipped": clipped(60),
     "stateful": stateful(),
     "lost": lost(),
 }

@@ -60,6 +60,40 @@ def long_epochs(strategy):
     return {"history": history, "weights": values(model.weights), "iterations": iterations}
 
 
+def frozen_without_compile(strategy):
+    """A layer that a callback freezes after an epoch, whose calls had fewer steps because its length was not known."""
+    with strategy.scope():
+        keras.utils.set_random_seed(11)
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False)
+
+    def batches():
+        yield from zip(np.split(X, 125), np.split(X[:, :1], 125), strict=True)
+
+    data = tf.data.Dataset.from_generator(batches, output_signature=(tf.TensorSpec([None, 5]), tf.TensorSpec([None, 1])))
+    freeze = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: setattr(model.layers[0], "trainable", False))
+    model.fit(data, epochs=3, verbose=0, callbacks=[freeze])
+    return values(model.weights)
+
+
+def changed_after_each_batch(strategy):
+    """The updates that a callback sees after each batch, and the weights, to which it adds nothing."""
+    with strategy.scope():
+        keras.utils.set_random_seed(11)
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", jit_compile=False, steps_per_execution=3)
+    seen = []
+
+    class Add(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(int(self.model.optimizer.iterations))
+            for variable in self.model.trainable_variables:
+                variable.assign_add(keras.ops.zeros_like(variable))
+
+    model.fit(X, X[:, :1], batch_size=10, epochs=2, shuffle=False, verbose=0, callbacks=[Add()])
+    return {"seen": seen, "weights": values(model.weights)}
+
+
 class TwoOptimizers(keras.Model):
     """The first optimizer makes two updates per step, the second one, and the compiled optimizer none."""
 
@@ -104,6 +138,7 @@ def two_optimizers(strategy):
 if len(sys.argv) > 2:
     own_cluster.serve({"strategy": "hogwild", "sync_period": 4}, worker=1, ps=int(sys.argv[2]))
 strategy = tfdist.strategy()
-results = {case.__name__: case(strategy) for case in (one_optimizer, long_epochs, two_optimizers)}
+CASES = one_optimizer, long_epochs, frozen_without_compile, changed_after_each_batch, two_optimizers
+results = {case.__name__: case(strategy) for case in CASES}
 with open(sys.argv[1], "w") as file:
     json.dump(results | {"strategy": type(strategy).__name__}, file, default=float)

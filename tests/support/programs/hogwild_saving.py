@@ -59,7 +59,8 @@ def steps(model, order):
             rows = call(group, done)
         with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
             rows = tf.identity(rows).numpy()[:, :-COLUMNS]  # Without the measured times.
-        strategy.local_replicas.chief.count_updates(function._steps._calls.counters.changes(rows))
+        for counter, updates in function._steps._calls.counters.changes(rows):
+            counter.count_on_chief(sum(updates))
         done += count
 
 

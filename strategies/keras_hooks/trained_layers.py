@@ -1,8 +1,8 @@
 """Which layers a step trains, for as long as the model is not compiled anew.
 
 In one process `fit` traces its step once for batches of one form, so a change of `trainable` counts from the next `compile` on.
-Here a step is also traced for batches that are smaller than the number of replicas. Each such function trains what the first
-one did.
+Here a step is also traced for batches that are smaller than the number of replicas, and under hogwild for calls of other
+numbers of steps. Each such function trains what the first one did.
 """
 
 import contextlib

@@ -1,0 +1,49 @@
+"""`Edits`: what a callback computes within an epoch from weights that it reads, and assigns, as one that clips or prunes them.
+
+In one process nothing changes a weight between the two. Worker groups are steps ahead of callbacks: what they train of a weight
+after the callback has read it would be lost, after each batch, and a model would learn next to nothing.
+"""
+
+import threading
+
+from tfdist.strategies.coordinator.calls.executions import Executions
+from tfdist.strategies.keras_hooks.replicas.warned import warn_once
+
+
+class Edits:
+    """Lets groups train nothing between a read and an assignment, once a program has made both between two steps.
+
+    Reads do not wait before, because most callbacks only look at weights.
+
+    Args:
+        executions: the executions of the strategy.
+    """
+
+    def __init__(self, executions: Executions) -> None:
+        self._executions = executions
+        self._read_after = -1  # How many executions were taken when the program has last read a weight.
+        self._thread: int | None = None  # That of the program, if its reads wait.
+
+    def before_read(self) -> None:
+        """Notes that the program is about to read a weight, on the chief."""
+        if self._thread == threading.get_ident():  # Groups have threads of their own.
+            self._executions.wait_until_idle()
+        self._read_after = self._executions.taken
+
+    def before_assignment(self, name: str) -> None:
+        """Waits for the executions in flight: the program is about to assign a weight, on the chief.
+
+        Args:
+            name: that of the weight.
+        """
+        if not len(self._executions):
+            return
+        if self._read_after == self._executions.taken:
+            warn_once(
+                "a callback reads and assigns %s within an epoch, and worker groups are steps ahead of callbacks: what they "
+                "have trained of it after it was read is lost, this time. From now on reading a weight within an epoch waits "
+                "for the steps in flight, so that no more is lost; where that takes too long, assign it at the end of an epoch",
+                name.partition(":")[0],
+            )
+            self._thread = threading.get_ident()
+        self._executions.wait_until_idle()

@@ -1,0 +1,57 @@
+"""A callback that computes weights from what it reads loses the steps in flight once."""
+
+import logging
+import threading
+
+import pytest
+
+from tfdist.strategies.coordinator.edits import Edits
+from tfdist.strategies.keras_hooks.replicas import warned
+
+
+class Running:
+    """Executions in flight, and how many of which the results were taken."""
+
+    def __init__(self):
+        self.count, self.taken = 2, 0
+
+    def __len__(self):
+        return self.count
+
+    def wait_until_idle(self):
+        self.count = 0
+
+
+@pytest.fixture
+def running(monkeypatch, caplog):
+    monkeypatch.setattr(warned, "_given", set())
+    caplog.set_level(logging.WARNING)
+    return Running()
+
+
+def test_reads_wait_after_a_weight_was_read_and_assigned_between_two_steps(running, caplog):
+    edits = Edits(running)
+    edits.before_read()
+    assert len(running) == 2
+    edits.before_assignment("kernel:0")
+    assert not len(running) and "reads and assigns kernel within" in caplog.text
+    running.count, running.taken = 2, 1
+    other = threading.Thread(target=edits.before_read)  # Threads of groups read, too, and steps wait for them.
+    other.start()
+    other.join()
+    assert len(running) == 2
+    edits.before_read()
+    assert not len(running)
+    edits.before_assignment("kernel:0")
+    assert len(caplog.records) == 1
+
+
+def test_an_assignment_after_a_read_between_other_steps_waits_and_nothing_else(running, caplog):
+    edits = Edits(running)
+    edits.before_read()
+    running.taken += 1
+    edits.before_assignment("kernel:0")
+    assert not len(running)
+    running.count = 2
+    edits.before_read()
+    assert len(running) == 2 and not caplog.records
