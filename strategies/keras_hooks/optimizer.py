@@ -110,7 +110,7 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
                 "jit_compile=True compiles the gradients of a step and updates after it, so one step can have one update, "
                 "and this train_step applies gradients twice; leave jit_compile at 'auto'"
             )
-        replica.postponed.append((optimizer, grads, trainable_variables))
+        replica.postponed.append((functools.partial(_apply, original, optimizer), (optimizer, grads, trainable_variables)))
         replica.before_update = len(tf.compat.v1.get_default_graph().get_operations())
         return None
     if not tf.executing_eagerly() and replica.graph not in (None, graph := tf.compat.v1.get_default_graph()):

@@ -32,7 +32,8 @@ class Replica:
         may_be_empty: whether it may have no examples, and computes zeros in their place, which must not count even as NaN.
         assigned: the variables that the step assigns, by id.
         reduced: whether gradients have been added up over the replicas.
-        postponed: updates that run after compiled code, as (optimizer, gradients, variables); None outside of compiled code.
+        postponed: updates that run after compiled code, as (function of gradients and variables, (optimizer, gradients,
+            variables)); None outside of compiled code.
         before_update: how many operations compiled code has before its update.
         given: what the step assigns by itself, not by an optimizer, as (variable, [(value, graph)]), by the id of the variable.
         averaged: the ids of those of them that all replicas have the mean of by now.

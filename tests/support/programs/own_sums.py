@@ -115,12 +115,13 @@ def optimizers_that_change_gradients(scope):
     for name, make in {
         "apply": lambda: Signs(0.01),
         "apply_gradients": lambda: Clips(0.01),
+        "apply_gradients after XLA": lambda: Clips(0.01),
         "another": lambda: Switches(keras.optimizers.Adam(0.01)),
         "scaled": lambda: keras.optimizers.LossScaleOptimizer(Signs(0.01)),
     }.items():
         with scope():
             model = keras.Sequential([keras.Input((4,)), layers.Dense(3, activation="tanh"), layers.Dense(1)])
-            model.compile(make(), "mse")
+            model.compile(make(), "mse", jit_compile=name.endswith("XLA"))
             model.optimizer.build(model.trainable_variables)
         results |= {name: model.fit(X, Y, **ARGUMENTS).history["loss"], f"{name} weights": weights_of(model)}
     return results
