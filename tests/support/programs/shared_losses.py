@@ -1,4 +1,4 @@
-"""Models of shared_batches.py that compare examples, or do not: in losses of the user's, of layers and of Keras, activations, logs."""
+"""Models of shared_batches.py that compare examples, or do not: in losses of the user's, of layers, of Keras, and in logs."""
 
 import keras
 import tensorflow as tf
