@@ -23,7 +23,7 @@ from tfdist.strategies.data_parallel.training_loop import TrainingLoop, is_distr
 from tfdist.strategies.data_parallel.writers import without_files
 from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset, SplitBatch, at_least_one, examples_of, per_replica
-from tfdist.strategies.inputs.batches import as_tensors, concatenated, none_without_examples
+from tfdist.strategies.inputs.batches import as_tensors, concatenated, none_without_examples, rows_of
 from tfdist.strategies.inputs.batches import without_optionals as without_optional_values
 from tfdist.strategies.inputs.source import EmptyDatasetError
 from tfdist.strategies.keras_hooks import calls, step_build
@@ -34,6 +34,7 @@ from tfdist.strategies.keras_hooks.interface import METRICS_LOST, KerasHooks, Lo
 from tfdist.strategies.keras_hooks.replicas.own_values import kept, of_first
 from tfdist.strategies.keras_hooks.replicas.reduction import sent_as
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, entered
+from tfdist.strategies.keras_hooks.replicas.same_rows import once
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
 from tfdist.strategies.keras_hooks.trainer import check_optimizer
 from tfdist.strategies.model_parallel.refusal import check_model
@@ -134,7 +135,7 @@ class DataParallelHooks(KerasHooks):
                 outputs = step(at_least_one(shard))
                 metrics.of_first |= of_first(replica)
             assigned.update(kept(replica))
-            return none_without_examples(outputs, rows)
+            return none_without_examples(once(outputs, rows_of(shard)), rows)
 
         def on_batch(shards: Any, rows: Any) -> Any:
             with self._strategy.extended.tracing():

@@ -18,7 +18,7 @@ from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedIterator, at_least_one, examples_of, per_replica
 from tfdist.strategies.inputs.batches import as_tensors, rows_of, without_optionals
 from tfdist.strategies.inputs.source import EmptyDatasetError
-from tfdist.strategies.keras_hooks.checks import metric_sums
+from tfdist.strategies.keras_hooks.checks import log_trial, metric_sums
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.checks.step_trial import are_dense, mapped
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimizers
@@ -282,6 +282,7 @@ class TrainingLoop:
             looping=looping,
             agree=self._agree if tf.executing_eagerly() else None,
             drawn=_MOST_DRAWS * self._calls if tf.executing_eagerly() else 0,
+            model=self._model,
         )
         values = [self._strategy.experimental_local_results(v.value)[state.index] for v in self._metrics.variables()]
         state.own_handles = [value.handle for value in values]
@@ -295,6 +296,7 @@ class TrainingLoop:
                 for variable, value in before:
                     variable.value.assign(tf.where(share > 0, variable.value, value))
             logs = means_over_examples(logs, replica.rows)
+            logs = log_trial.in_full(logs, self._model, self._trained_layers is not None, share)
         if replica.unbuilt:
             raise UnbuiltOptimizersError(replica.unbuilt)
         if replica.agree is not None:

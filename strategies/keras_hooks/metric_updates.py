@@ -103,9 +103,9 @@ def _update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_
         replica.metric_numbers.append(values)
         if not replica.has_whole_batch:
             return None  # `_update_function` will update with the number of the whole batch.
+    if metric_trial.gets_sums(metric):
+        values = tf.math.divide_no_nan(tf.cast(values, metric.dtype), tf.cast(replica.share, metric.dtype))
     if has_same_weight:
-        if metric_trial.gets_sums(metric):
-            values = tf.math.divide_no_nan(tf.cast(values, metric.dtype), tf.cast(replica.share, metric.dtype))
         sample_weight = replica.share * tf.ones(tf.shape(values)) * tf.cast(_weight(sample_weight), replica.share.dtype)
     elif replica.has_whole_batch:
         sample_weight = tf.convert_to_tensor(sample_weight)

@@ -9,7 +9,7 @@ update is then the same on every replica. Everywhere else Keras' own code runs.
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -18,8 +18,9 @@ import tensorflow as tf
 from tfdist.strategies.attributes import replaced
 from tfdist.strategies.keras_hooks import losses, metric_updates, step_build, update_kernels, variables
 from tfdist.strategies.keras_hooks.build_scope import outside_of_steps, strategy_in_own_loop, strategy_of
+from tfdist.strategies.keras_hooks.checks.own_code import is_known
 from tfdist.strategies.keras_hooks.interface import hooks_of, is_data_parallel
-from tfdist.strategies.keras_hooks.replicas import batch_normalization, batch_sums, own_values, replica_context
+from tfdist.strategies.keras_hooks.replicas import batch_normalization, batch_sums, decibels, own_values, replica_context
 from tfdist.strategies.keras_hooks.replicas.overwritten import is_overwritten, with_largest
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
@@ -62,6 +63,7 @@ def install() -> None:
     losses.install()
     batch_normalization.install()
     batch_sums.install()
+    decibels.install()
     metric_updates.install()
     update_kernels.install()
     variables.install()
@@ -74,7 +76,9 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
     grads, trainable_variables = list(grads), None if trainable_variables is None else list(trainable_variables)
     if replica is not None and replica.recorded is not None:
         pairs = itertools.zip_longest(grads, variables_of(optimizer, trainable_variables))
-        replica.recorded += [(None, gradient) for gradient, v in pairs if gradient is not None and not is_overwritten(v)]
+        recorded = [(None, gradient) for gradient, v in pairs if gradient is not None and not is_overwritten(v)]
+        replica.recorded += recorded
+        replica.sizes_of_updates.append(len(recorded))
         if replica.unbuilt is not None and not optimizer.built and trainable_variables is not None:
             replica.unbuilt.append((optimizer, trainable_variables))
         return None
@@ -106,7 +110,7 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
                 "jit_compile=True compiles the gradients of a step and updates after it, so one step can have one update, "
                 "and this train_step applies gradients twice; leave jit_compile at 'auto'"
             )
-        replica.postponed.append((optimizer, grads, trainable_variables))
+        replica.postponed.append((functools.partial(_apply, original, optimizer), (optimizer, grads, trainable_variables)))
         replica.before_update = len(tf.compat.v1.get_default_graph().get_operations())
         return None
     if not tf.executing_eagerly() and replica.graph not in (None, graph := tf.compat.v1.get_default_graph()):
@@ -131,6 +135,39 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
         sums = with_largest(sums, grads, variables_of(optimizer, trainable_variables))
     with replaced(replica, reduced=True):
         return original(optimizer, sums, trainable_variables)
+
+
+def adopt_own_updates(optimizers: Iterable[Any]) -> None:
+    """Makes optimizers whose class overrides `apply` or `apply_gradients` get sums of gradients over replicas that do the same.
+
+    What they compute with gradients may not be what replicas together compute with those of their shards, as if they clip.
+    Those of worker groups get the gradients of a shard: on a ps, code of the user's may change what several groups share.
+    """
+    for optimizer in optimizers:
+        for name, replacement in (("apply", _apply), ("apply_gradients", _apply_pairs)):
+            owner = next(each for each in type(optimizer).__mro__ if name in vars(each))
+            if not is_known(owner) and not hasattr(vars(owner)[name], "tfdist_original"):
+                _adopt_own_update(owner, name, replacement)
+
+
+def _adopt_own_update(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+    original = vars(owner)[name]
+
+    @functools.wraps(original)
+    def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        is_here = is_data_parallel(optimizer._distribution_strategy)
+        return replacement(original, optimizer, *args, **kwargs) if is_here else original(optimizer, *args, **kwargs)
+
+    apply.tfdist_original = original  # type: ignore[attr-defined]
+    setattr(owner, name, apply)
+
+
+def _apply_pairs(original: Callable[..., Any], optimizer: Any, grads_and_vars: Any) -> Any:
+    def apply(optimizer: Any, grads: Any, trainable_variables: Any) -> Any:
+        return original(optimizer, list(zip(grads, trainable_variables, strict=True)))
+
+    pairs = list(grads_and_vars)
+    return _apply(apply, optimizer, [gradient for gradient, _ in pairs], [variable for _, variable in pairs])
 
 
 def variables_of(optimizer: Any, trainable_variables: Any) -> Any:

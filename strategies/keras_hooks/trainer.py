@@ -21,7 +21,13 @@ from tfdist.strategies.inputs.source import BatchSource
 from tfdist.strategies.keras_hooks import build_scope, calls, global_seed, losses, step_build, user_functions
 from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs, hooks_of
-from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, begin_anew
+from tfdist.strategies.keras_hooks.optimizer import (
+    adopt_optimizer,
+    adopt_own_updates,
+    begin_anew,
+    held_optimizers,
+    with_inner,
+)
 from tfdist.strategies.private_api import KerasVariable, is_default, patches, symbolic_builds
 from tfdist.strategies.private_api.deferred_restores import held_back
 
@@ -79,6 +85,7 @@ def _make_function(original: Callable[..., Any], model: Any, step_function: Call
             _adopt(model)
         build_scope.check_weights(model, model.distribute_strategy)
         losses.adopt_own_calls(getattr(model, "loss", None))
+        adopt_own_updates(each for held in held_optimizers(model) for each in with_inner(held))
         global_seed.prepare(model.distribute_strategy)
         return hooks.step_function(model, step_function)
     if model._distribute_strategy is None:

@@ -175,6 +175,9 @@ UPDATE_METRIC_FUNCTION = PatchPoint(
 SYNCHRONIZED_MOMENTS = PatchPoint(keras_nn, "_compute_moments_sync", "x, axes, keepdims", "Replicas have shares of a batch.")
 MOMENTS = PatchPoint(keras.layers.BatchNormalization, "_moments", "self, inputs, mask", "With a mask Keras adds up nothing.")
 
+# keras_hooks/replicas/decibels.py
+DECIBELS = PatchPoint(keras.layers.MelSpectrogram, "_dbscale", "self, inputs", "It takes the maximum of a batch.")
+
 # keras_hooks/replicas/batch_sums.py
 ADD_LOSS = PatchPoint(keras.Layer, "add_loss", "self, loss", "Sums over the examples of a replica count in full.")
 SUM_ADDED_LOSS = PatchPoint(TensorFlowTrainer, "_aggregate_additional_loss", "self, loss", "Keras' own sums count in full.")

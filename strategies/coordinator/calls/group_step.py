@@ -8,8 +8,10 @@ import tensorflow as tf
 
 from tfdist.strategies.inputs.batch_shards import Layout, per_replica
 from tfdist.strategies.inputs.batches import concatenated, none_without_examples, rows_of
+from tfdist.strategies.keras_hooks.checks import log_trial
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_normalization
+from tfdist.strategies.keras_hooks.replicas.same_rows import once
 from tfdist.strategies.keras_hooks.trained_layers import TrainedLayers
 from tfdist.strategies.private_api.user_functions import without_optionals
 
@@ -56,6 +58,8 @@ class PredictionOutputs:
     def of_replica(self, outputs: Any, rows: Any) -> Any:
         """See `StepOutputs`."""
         outputs = tf.nest.map_structure(lambda v: tf.convert_to_tensor(v) if isinstance(v, _InParts) else v, outputs)
+        replica = replica_context.current()
+        outputs = once(outputs, None if replica is None else replica.rows)
         return outputs if rows is None else none_without_examples(outputs, rows)
 
     def after_steps(self) -> Any:
@@ -84,6 +88,7 @@ class GroupStep:
         self._strategy = strategy
         self._model = model
         self._step, self._trains = without_optionals(model, step), step == model.train_step
+        self._returns_logs = step != model.predict_step
         self._trained_layers = TrainedLayers(model)
         self._outputs = outputs
         self._scope = scope
@@ -107,9 +112,11 @@ class GroupStep:
                 share = shares[index] if len(devices) > 1 else None
                 begin_replica(devices[index])
                 graph = tf.compat.v1.get_default_graph()
-                replica = replica_context.Replica(self._strategy, index, share, rows_of(shard), graph=graph)
+                replica = replica_context.Replica(self._strategy, index, share, rows_of(shard), graph=graph, model=self._model)
                 with replica_context.entered(replica):
                     outputs = self._step(shard) if counts is None else self._step_that_may_not_count(shard, share)
+                    if self._returns_logs:
+                        outputs = log_trial.in_full(outputs, self._model, self._trains, share)
                     if self._trains and index == 0:
                         warn_of_normalization(self._model, replica, len(devices))
                     return self._outputs.of_replica(outputs, None if counts is None else counts[index])

@@ -20,13 +20,13 @@ _MOST_OPERATIONS = 50
 
 
 def growth_of(value: Any) -> float | None:
-    """Returns how many times as large a number is with each example twice: 1 or 2; None if the operations do not tell.
+    """Returns how many times as large a number is with each example twice: 1, 2 or 4; None if the operations do not tell.
 
     Args:
         value: a tensor of a function of a batch, whose number of examples is not known while it is traced.
     """
     power = None if is_fixed(value) else _power(value, _MOST_OPERATIONS)
-    return 2.0**power if power in (0, 1) else None
+    return 2.0**power if power in (0, 1, 2) else None
 
 
 def _power(value: Any, left: int) -> int | None:

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -117,6 +118,9 @@ class Judgement:
             for place in own:
                 if growth[place] is not None:
                     self._kinds[id(found[place])] = _AS_IT_IS  # A step of the model's own tests may add something else.
+            if (total := self._sum_by_examples(metric, places, growth)) is not None:
+                self._kinds[id(found[total])] = _SUM
+                own.remove(total)
             if any(compares[place] for place in own):
                 self._warnings.append(
                     f"what an example adds to the metric {metric.name} depends on the other examples of its batch. Keep sums "
@@ -138,6 +142,14 @@ class Judgement:
                     f"the metric {metric.name} counts a batch once for each replica, in a variable of integers. Make it of "
                     'floats (dtype="float32")'
                 )
+
+    def _sum_by_examples(self, metric: Any, places: dict[int, int], growth: Sequence[float | None]) -> int | None:
+        """Returns the place of the total of a mean that gets sums over the examples, each with their number as weight."""
+        if not isinstance(metric, keras.metrics.Mean):
+            return None
+        total, count = (places.get(id(variable)) for variable in (metric.total, metric.count))
+        of_total, of_count = (0.0 if place is None else growth[place] or 0.0 for place in (total, count))
+        return total if np.allclose((of_total, of_count), (4.0, 2.0), rtol=_SUM_TOLERANCE) else None
 
     def apply(self, of_chief: Callable[[Any], Any], warns: bool) -> None:
         """Makes the replicas count so. All tasks have to call it.

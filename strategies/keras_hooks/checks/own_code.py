@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.checks import metric_trial
+from tfdist.strategies.keras_hooks.interface import is_data_parallel
 from tfdist.strategies.private_api import TensorFlowTrainer
 
 
@@ -19,10 +20,12 @@ def has_own_loss(model: Any) -> bool:
     return type(model).compute_loss is not TensorFlowTrainer.compute_loss
 
 
-def has_own_updates(optimizer: Any) -> bool:
-    """Returns whether an optimizer has code of the user's that gets the gradients of a shard, before they are added up."""
-    owners = [next((c for c in type(optimizer).__mro__ if name in vars(c)), object) for name in ("apply", "apply_gradients")]
-    return optimizer is not None and not all(map(is_known, owners))
+def has_own_updates(model: Any) -> bool:
+    """Returns whether a model's optimizer has code of the user's that gets the gradients of a shard, as in worker groups."""
+    if model.optimizer is None or is_data_parallel(model.distribute_strategy):  # There it gets sums (optimizer.py).
+        return False
+    mro = type(model.optimizer).__mro__
+    return not all(is_known(next(c for c in mro if name in vars(c))) for name in ("apply", "apply_gradients"))
 
 
 def _has_own_regularizer(layer: Any) -> bool:
@@ -31,18 +34,25 @@ def _has_own_regularizer(layer: Any) -> bool:
     return not is_known(_code_of(regularizer)) or isinstance(regularizer, keras.regularizers.OrthogonalRegularizer)
 
 
+def _may_compare(layer: Any) -> bool:
+    """Returns whether a layer runs code of the user's on its inputs, or computes along the dimension of the examples."""
+    activation = _code_of(getattr(layer, "activation", None))
+    is_own = not is_known(type(layer)) or isinstance(layer, keras.layers.Lambda)
+    return is_own or not is_known(activation, "tensorflow") or 0 in tf.nest.flatten(getattr(layer, "axis", None))
+
+
 def has_own_code(model: Any) -> bool:
     """Returns whether a model runs code that is not Keras': what Keras' own layers and losses compute is known."""
     operations = getattr(model, "operations", ())
     losses = tf.nest.flatten(getattr(model, "loss", None))
     return (
         has_own_step(model)
-        or has_own_updates(model.optimizer)
+        or has_own_updates(model)
         or has_own_metrics(model)
         or any(map(_has_own_regularizer, model._flatten_layers()))
         or has_own_loss(model)
         or any(not isinstance(operation, keras.Layer) for operation in operations)  # `keras.ops` in a functional model.
-        or any(not is_known(type(layer)) or isinstance(layer, keras.layers.Lambda) for layer in model._flatten_layers())
+        or any(map(_may_compare, model._flatten_layers()))
         or any(not is_known(_code_of(loss)) for loss in losses)
         or any(_name_of(loss).lower() == "circle" for loss in losses)  # The one loss of Keras that compares examples.
     )
@@ -57,7 +67,7 @@ def has_own_metrics(model: Any) -> bool:
 
 def has_own_test(model: Any) -> bool:
     """Returns whether the metrics of `test_step` may count something that is no sum over the examples."""
-    return type(model).test_step is not TensorFlowTrainer.test_step or has_own_metrics(model)
+    return type(model).test_step is not TensorFlowTrainer.test_step or has_own_loss(model) or has_own_metrics(model)
 
 
 def _code_of(value: Any) -> Any:
@@ -70,6 +80,6 @@ def _name_of(loss: Any) -> str:
     return loss if isinstance(loss, str) else str(_code_of(loss).__name__)
 
 
-def is_known(code: Any) -> bool:
-    """Returns whether a class or a function is of Keras or built in, as the name of a loss."""
-    return getattr(code, "__module__", "").partition(".")[0] in ("keras", "builtins")
+def is_known(code: Any, *others: str) -> bool:
+    """Returns whether a class or a function is of Keras, of one of other packages, or built in, as the name of a loss."""
+    return getattr(code, "__module__", "").partition(".")[0] in ("keras", "builtins", *others)

@@ -15,15 +15,15 @@ batch. Nothing is updated or assigned. With two parts a and b of these examples,
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.checks import growth, metric_trial, update_sources
+from tfdist.strategies.keras_hooks.checks import growth, log_trial, metric_trial, update_sources
 from tfdist.strategies.keras_hooks.checks.examples_in_branches import REASON, decides_by_examples
+from tfdist.strategies.keras_hooks.checks.outcome import Outcome
 from tfdist.strategies.keras_hooks.checks.own_code import (
     has_own_code,
     has_own_loss,
@@ -77,25 +77,6 @@ _SUM = (
 _log = logging.getLogger("tfdist")
 
 
-@dataclass
-class _Outcome:
-    """What a trial tells.
-
-    Attributes:
-        metrics: what is to be said of the metrics.
-        is_known: whether the step was tried out.
-        what: why replicas compute another update than one process; None if they do not, or on a task that does not log it.
-        integer: the name of a variable of integers or truth values that depends on the examples; None if there is none.
-        sums: the ids of layers that add sums over the examples as losses.
-    """
-
-    metrics: metric_trial.Judgement
-    is_known: bool = False
-    what: str | None = None
-    integer: str | None = None
-    sums: set[int] = field(default_factory=set)
-
-
 class ShardCheck:
     """The check of one model. It is made once.
 
@@ -133,12 +114,14 @@ class ShardCheck:
         self.unbuilt: Sequence[tuple[Any, Any]] = ()
         """The updates of optimizers that have no variables yet, as (optimizer, variables), once the step was traced."""
         # Whether the gradients are needed. Else the outputs and the loss tell enough.
-        self._is_whole = has_own_step(model) or has_own_updates(model.optimizer) or has_own_loss(model)
+        self._is_whole = has_own_step(model) or has_own_updates(model) or has_own_loss(model)
         self._names: Sequence[str | None] = ()  # Of what the step records.
+        self._sizes: Sequence[int] = ()  # See `Replica.sizes_of_updates`.
         self._metrics: tuple[Sequence[Any], set[int]] = ((), set())  # Variables that it assigns; ids of settled ones.
         self._adding: Sequence[Any] = ()  # The layers of the losses that layers add.
-        self._growths: Sequence[float | None] = ()  # Of what it adds to these variables, and of these losses.
-        self._integer: str | None = None  # See `_Outcome`.
+        self._log_names: Sequence[str] = ()
+        self._growths: Sequence[float | None] = ()  # Of what it adds to these variables, of these losses and these logs.
+        self._integer: str | None = None  # See `Outcome`.
         self._shown: str | None = None  # What the operations of its updates show.
         self._branches: Sequence[Any] = ()  # See `Replica`.
         self._unseen: str | None = None  # See `Replica`.
@@ -166,9 +149,12 @@ class ShardCheck:
         elif self._warns and outcome.integer is not None:
             self._warn(self._what_is_assigned(outcome.integer))
         outcome.metrics.apply(self._of_chief, self._logs)
+        log_trial.count_in_full(self._model, self._trains, log_trial.agreed(outcome.sum_logs, self._of_chief))
+        if self._warns and self._logs:
+            log_trial.warn(self._model, outcome.other_logs, self._replicas)
         self._traced, self._branches = None, ()  # Their graphs are as large as that of the step.
 
-    def _with_sums_in_full(self, outcome: "_Outcome", halves: Any, size: int) -> "_Outcome":
+    def _with_sums_in_full(self, outcome: Outcome, halves: Any, size: int) -> Outcome:
         """Lets sums that layers add as losses count in full, if the step is a mean apart from them.
 
         A `train_step` may do something else than add them up. So it is tried out again. All tasks call this.
@@ -187,7 +173,7 @@ class ShardCheck:
             added.add_in_full(sums)
         return other
 
-    def _outcome(self, halves: Any, size: int, as_means: frozenset[int] = frozenset()) -> "_Outcome":
+    def _outcome(self, halves: Any, size: int, as_means: frozenset[int] = frozenset()) -> Outcome:
         """Tries the step out.
 
         Args:
@@ -206,7 +192,7 @@ class ShardCheck:
                     "each batch: it has the size of a batch written in it. Take that from the tensors (ops.shape(x)[0])",
                     *(self._model.name, type(self._model).__name__, size, self._replicas),
                 )
-        return _Outcome(metric_trial.Judgement(self._model, self._replicas))
+        return Outcome(metric_trial.Judgement(self._model, self._replicas))
 
     def _works_with(self, part: Any, size: int) -> bool:
         """Returns whether the step that has failed on a few examples works with as many as a batch has."""
@@ -217,7 +203,7 @@ class ShardCheck:
             return False
         return True
 
-    def _try_out(self, first: Any, second: Any, as_means: frozenset[int]) -> "_Outcome | None":
+    def _try_out(self, first: Any, second: Any, as_means: frozenset[int]) -> Outcome | None:
         """Returns what is known of the step; None if nothing is."""
         function = self._traced = self._function(first, as_means)
         if not self._is_whole and not all(is_known(type(layer)) for layer in self._adding):
@@ -237,7 +223,7 @@ class ShardCheck:
         tolerance = _HALF_TOLERANCE if is_half else _GPU_TOLERANCE if tf.config.list_logical_devices("GPU") else _TOLERANCE
         least = np.array([LEAST_NORM if name in (None, OUTPUT) else LEAST_CHANGE for name in self._names])
         is_random = any("Random" in node.op for node in nodes)
-        outcome = _Outcome(metric_trial.Judgement(self._model, self._replicas), is_known=True)
+        outcome = Outcome(metric_trial.Judgement(self._model, self._replicas), is_known=True)
         if self._trains and self._warns and updates:
             if large(differences[:updates], norms[:updates], tolerance, least):
                 outcome.what = self._what_compares()
@@ -258,36 +244,39 @@ class ShardCheck:
         outcome.integer = self._integer
         if (end := len(norms)) > updates:
             tried = self._growth(function, joined(first, first), range(_DRAWS if is_random else 1), slice(updates, end))
-            times = [known if one is None else one for one, known in zip(tried, self._growths, strict=True)]
+            pairs = zip(tried, self._growths, strict=True)  # With random numbers a growth that is measured is not exact.
+            times = [known if one is None or (is_random and known) else one for one, known in pairs]
             compares = [bool(large(differences[[place]], norms[[place]], tolerance)) for place in range(updates, end)]
-            counted = len(self._metrics[0])
-            outcome.sums = sums_among(self._adding, times[counted:], compares[counted:])
-            times, compares = times[:counted], compares[:counted]
+            counted, told = len(self._metrics[0]), outcome.what is not None
+            added = counted + len(self._adding)
+            outcome.sums = sums_among(self._adding, times[counted:added], compares[counted:added])
             if not is_random:  # A sum grows to twice as much, a mean not at all.
                 odd = (g is not None and min(abs(g - 1), abs(g - 2)) > 2 * tolerance for g in times)
                 compares = [one or other for one, other in zip(compares, odd, strict=True)]
-            told = outcome.what is not None
-            outcome.metrics.look_at(*self._metrics, [False] * counted if told else compares, times)
+            outcome.sum_logs = log_trial.sums_among(self._log_names, times[added:], compares[added:])
+            named = zip(self._log_names, compares[added:], strict=True)
+            outcome.other_logs = [name for name, depends in named if depends and not told]
+            compares = [depends and not told for depends in compares[:counted]]
+            outcome.metrics.look_at(*self._metrics, compares, times[:counted])
         return outcome
 
     def _what_compares(self) -> str:
-        advice = (
-            f"Let {type(self._model.optimizer).__name__} change them in update_step, which gets their sum over the replicas"
-            if has_own_updates(self._model.optimizer)
-            else "Let the optimizer clip (global_clipnorm)"
-        )
         by_weights = 'A mean by the weights of examples is that of a Keras loss with reduction="mean_with_sample_weight". '
         return (
             "what an example adds to an update depends on the other examples of its batch, or the step computes with its "
             "gradients. Compare examples in a loss function for compile that returns one number, of outputs with a row for "
-            f"each example: it gets the whole batch. {by_weights if self._has_weights else ''}{advice}"
+            f"each example: it gets the whole batch. {by_weights if self._has_weights else ''}Let the optimizer clip "
+            "(global_clipnorm), or change gradients in its update_step, which gets their sum over the replicas"
         )
 
     def _what_grows(self, function: Callable[[Any, Any], Any], batch: Any, nodes: Sequence[Any]) -> str | None:
         draws = (range(_DRAWS), range(_DRAWS, _DRAWS + _MORE_DRAWS))
-        updates = [index for index, name in enumerate(self._names) if name is None]
-        is_sum = all((self._growth(function, batch, each, updates, whole=True)[0] or 1.0) > _SUM_GROWTH for each in draws)
-        return _SUM if is_sum else self._what_else(nodes)
+        gradients = [index for index, name in enumerate(self._names) if name is None]
+        for update in np.split(gradients, np.cumsum(self._sizes)[:-1]):  # One of a GAN's may be a sum, the other a mean.
+            places = update.astype(int)
+            if all((self._growth(function, batch, each, places, whole=True)[0] or 1.0) > _SUM_GROWTH for each in draws):
+                return _SUM
+        return self._what_else(nodes)
 
     def _what_is_no_mean(self, places: Sequence[int], nodes: Sequence[Any]) -> str | None:
         """Returns what is to be said of a step that updates or assigns something that is no mean, at these places."""
@@ -377,21 +366,20 @@ class ShardCheck:
             )
             state.graph, state.unbuilt = tf.compat.v1.get_default_graph(), []
             with self._as_replica(), entered(state), variables_of(self._strategy), released(state):
-                if not self._trains or self._is_whole:
-                    self._step(batch)
-                else:
-                    compute_loss(self._model, batch, recorded)
+                is_whole = not self._trains or self._is_whole
+                logs = log_trial.numbers(self._step(batch) if is_whole else compute_loss(self._model, batch, recorded))
                 recorded, counted = recorded if self._trains else [], metric_trial.changes(state)
                 added = added_losses.recorded(state) if self._trains else []
-                self._names = [name for name, _ in recorded]
+                self._names, self._sizes = [name for name, _ in recorded], state.sizes_of_updates
                 self._metrics = [variable for variable, _ in counted], state.settled
                 self._adding = [layer for layer, _ in added]
-                self._growths = [growth.growth_of(value) for _, value in (*counted, *added)]
+                others = [*(value for _, value in (*counted, *added)), *logs.values()]
+                self._log_names, self._growths = list(logs), [growth.growth_of(value) for value in others]
                 self._shown = update_sources.what_shows(recorded, self._model)
                 self._integer = next(iter(state.integers), None) if self._trains else None
                 self._unseen = next(iter(state.unseen), None)
                 self._reads_replicas, self._branches, self.unbuilt = state.reads_replicas, state.branches, state.unbuilt or ()
-                projections, norms = summary([value for _, value in (*recorded, *counted, *added)])
+                projections, norms = summary([*(value for _, value in recorded), *others])
                 alike = getattr(self._strategy.extended, "alike", tf.identity)
                 return alike(projections), alike(norms)
 

@@ -322,8 +322,8 @@ def assigned_variables(function: Any) -> list[str]:
     return [name.partition(":")[0] for name in found if name is not None]
 
 
-def compute_loss(model: Any, batch: Any, recorded: list[tuple[str | None, Any]]) -> None:
-    """Adds the outputs of a model and its loss to `recorded`, as Keras' `train_step` computes them.
+def compute_loss(model: Any, batch: Any, recorded: list[tuple[str | None, Any]]) -> Any:
+    """Adds the outputs of a model and its loss to `recorded`, as Keras' `train_step` computes them. Returns logs of the user's.
 
     That step needs no more than these to be means. Tracing it whole takes several times as long. Outputs that are linear in the
     batch, as after a subtraction of its mean, show in their squares only.
@@ -334,5 +334,4 @@ def compute_loss(model: Any, batch: Any, recorded: list[tuple[str | None, Any]])
     floats = [value for value in tf.nest.flatten(outputs) if isinstance(value, tf.Tensor) and value.dtype.is_floating]
     recorded += [(OUTPUT, each) for value in floats for each in (value, value * value)]
     recorded.append((None, loss))
-    if has_own_metrics(model):
-        model.compute_metrics(x, y, outputs, sample_weight)
+    return model.compute_metrics(x, y, outputs, sample_weight) if has_own_metrics(model) else None

@@ -20,9 +20,12 @@ import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
+from tfdist.strategies.private_api import KerasVariable
 
 _TOLERANCE = 0.02
 """How far from 2 the growth of a sum may be."""
+
+_ATTRIBUTE = "_tfdist_gradients_of_sums"
 
 _sums: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
@@ -75,6 +78,11 @@ def is_sum(layer: Any) -> bool:
     return id(layer) in _sums
 
 
+def has_gradients_of_sums(model: Any, variable: Any) -> bool:
+    """Returns whether a trial has found that the step of a model takes gradients of sums, first by this variable."""
+    return model is not None and id(variable) in vars(model).get(_ATTRIBUTE, ())
+
+
 def in_full(replica: Replica, losses: Any) -> list[Any]:
     """Returns sums over a replica's examples as they have to be added, so that they count in full.
 
@@ -104,6 +112,7 @@ class AddedLosses:
     """
 
     def __init__(self, model: Any, of_chief: Any) -> None:
+        self._model = model
         self._layers = [*model._flatten_layers(), *model.trainable_variables]  # Variables: see `batch_sums.gradients_in_full`.
         self._of_chief = of_chief
 
@@ -114,7 +123,9 @@ class AddedLosses:
 
     def add_in_full(self, found: Collection[int]) -> None:
         """Lets the losses of layers with these ids count in full from now on, and those of no others of the model."""
-        for layer in self._layers:
+        # A model of the same variables may take gradients of something else.
+        vars(self._model)[_ATTRIBUTE] = {id(each) for each in self._layers if isinstance(each, KerasVariable)} & set(found)
+        for layer in self._model._flatten_layers():
             if id(layer) in found:
                 _sums[id(layer)] = layer
             else:

@@ -65,21 +65,25 @@ def _sum_added_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
 
 
 def gradients_in_full(target: Any, sources: Any) -> Any:
-    """Returns the `output_gradients` of a tape with which a loss for each example counts in full; None for another target.
+    """Returns the `output_gradients` of a tape with which a sum over the examples counts in full; None for another target.
 
-    TensorFlow takes the gradient of its sum. A trial has to find that the step uses that: it may divide by the number of
-    examples itself.
+    Of a loss for each example TensorFlow takes the gradient of its sum. A trial has to find that the target is a sum, and that
+    the step uses it: it may divide by the number of examples itself.
 
     Args:
         target: what the tape differentiates.
         sources: by what. The trial tells targets apart by the first variable.
     """
-    if (replica := replica_context.with_share()) is None or not is_for_each_example(target, replica.rows):
+    if (replica := replica_context.with_share()) is None:
+        return None
+    is_number = tf.is_symbolic_tensor(target) and target.shape.rank == 0
+    if not is_number and not is_for_each_example(target, replica.rows):
         return None
     if not isinstance(first := next(iter(tf.nest.flatten(sources)), None), KerasVariable):
         return None
     if replica.recorded is None:
-        return added_losses.in_full(replica, tf.ones_like(target))[0] if added_losses.is_sum(first) else None
+        is_sum = added_losses.has_gradients_of_sums(replica.model, first)
+        return added_losses.in_full(replica, tf.ones_like(target))[0] if is_sum else None
     added_losses.tried_out(replica, first, target)
     return tf.ones_like(target) / tf.cast(replica.examples, target.dtype) if id(first) in replica.as_means else None
 

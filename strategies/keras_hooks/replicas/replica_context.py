@@ -32,7 +32,8 @@ class Replica:
         may_be_empty: whether it may have no examples, and computes zeros in their place, which must not count even as NaN.
         assigned: the variables that the step assigns, by id.
         reduced: whether gradients have been added up over the replicas.
-        postponed: updates that run after compiled code, as (optimizer, gradients, variables); None outside of compiled code.
+        postponed: updates that run after compiled code, as (function of gradients and variables, (optimizer, gradients,
+            variables)); None outside of compiled code.
         before_update: how many operations compiled code has before its update.
         given: what the step assigns by itself, not by an optimizer, as (variable, [(value, graph)]), by the id of the variable.
         averaged: the ids of those of them that all replicas have the mean of by now.
@@ -47,6 +48,7 @@ class Replica:
             traced must not run. None if the strategy cannot build optimizers that it finds in a step.
         recorded: if the step is only tried out, its gradients, as (None, tensor), and what it would assign, as (path of the
             variable, tensor); else None.
+        sizes_of_updates: if the step is only tried out, how many gradients each of its updates has.
         integers: if the step is only tried out, the paths of the integers and truth values, no metric's, that it would assign
             by the examples.
         unseen: if the step is only tried out, the paths of variables that it assigns by the examples in a branch or loop.
@@ -77,6 +79,7 @@ class Replica:
         drawn: how many operations of `tf.random` the updates of the step have; of steps that run eagerly, also those before it.
         compiled: copies of the functions that XLA compiles inside the step, as (copy, function), by the id of the function.
         compiling: the name of the innermost of these functions that is traced; None outside of them.
+        model: the Keras model of the step; None if the strategy does not say.
         agree: called with what the step does next, if it runs eagerly and other tasks have to do the same, else None.
     """
 
@@ -98,6 +101,7 @@ class Replica:
     pieces: list[list[tuple[Any, str]]] | None = None
     unbuilt: list[Any] | None = None
     recorded: list[tuple[str | None, Any]] | None = None
+    sizes_of_updates: list[int] = field(default_factory=list)
     integers: list[str] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
     held: dict[int, tuple[Any, Any]] = field(default_factory=dict)
@@ -127,6 +131,7 @@ class Replica:
     drawn: int = 0
     compiled: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     compiling: str | None = None
+    model: Any = None
     agree: Callable[[str], None] | None = None
 
 

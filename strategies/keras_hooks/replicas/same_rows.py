@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas.function_arguments import operations_behind
-from tfdist.strategies.private_api import branches_of, is_stateful_operation
+from tfdist.strategies.private_api import KerasVariable, branches_of, is_stateful_operation
 from tfdist.strategies.private_api.ring_sums import OF_REPLICA
 
 _MOST_OPERATIONS = 1000
@@ -222,6 +222,23 @@ def depends_on_batch(value: Any, is_own: Callable[[Any], bool] = lambda handle: 
         else:
             found += operation.inputs[:1] if operation.type in _KEEP_ORDER else operation.inputs
     return False
+
+
+def once(outputs: Any, rows: int | None) -> Any:
+    """Returns what a replica predicts. What surely does not depend on its batch, such as a table, only the first one predicts.
+
+    Args:
+        outputs: nested tensors.
+        rows: the number of its examples; None if it is not known while the function is traced.
+    """
+    number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+
+    def of(value: Any) -> Any:
+        value = tf.convert_to_tensor(value) if isinstance(value, tf.Variable | KerasVariable) else value
+        has_rows = tf.is_symbolic_tensor(value) and value.shape.rank and value.shape[0] != rows
+        return value[:0] if has_rows and not depends_on_batch(value) else value
+
+    return tf.nest.map_structure(of, outputs) if number else outputs
 
 
 def _may_be_any(operation: Any) -> bool:

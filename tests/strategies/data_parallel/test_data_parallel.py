@@ -103,6 +103,10 @@ IN_ONE_TASK = (  # Two replicas. What they compute of several replicas, other ca
     "an_average_that_a_layer_keeps_in_predict",
     "two_updates_of_a_loss_of_sequences_in_a_step",
     "random_numbers_of_own_loops",
+    "sums_over_the_batch",
+    "a_model_of_the_same_weights_with_another_loss",
+    "optimizers_that_change_gradients",
+    "predictions_that_are_no_rows",
 )
 OF_THREE = (
     "last_batch_smaller_than_the_number_of_replicas",
@@ -129,6 +133,7 @@ OF_TASKS = (  # As above, the other way round.
     "callbacks_see_the_same_everywhere",
     "sharding_that_the_user_has_set",
     "what_cannot_work_says_so",
+    "spectrograms",
 )
 OF_BOTH = (  # Where several tasks with several replicas differ from both.
     "the_same_with_steps_per_execution",

@@ -23,7 +23,7 @@ GROWTHS = {
     "a maximum": (ops.max, None),
     "a number for each example": (lambda x: ops.mean(x, axis=1), None),
     "a square root of a sum": (lambda x: ops.sqrt(ops.sum(x)), None),
-    "a product of sums": (lambda x: ops.sum(x) * ops.sum(x), None),
+    "a product of sums": (lambda x: ops.sum(x) * ops.sum(x), 4.0),
     "a sum times 0, as for what may be anything": (lambda x: 0.0 * ops.sum(x), None),
     "a constant, as for what is not known": (lambda x: tf.constant(0.0), None),
 }

@@ -15,8 +15,7 @@ WARNED = {
     "a_trained_weight_that_the_step_sets_first": ONE_BY_ONE,
     "a_mean_in_a_sum_over_the_replicas": 'has aggregation="sum", something that is no sum over the examples',
     "normalized_by_hand": ONE_BY_ONE,
-    "a_sum_of_the_examples": "an update depends on the number of examples",
-    "a_sum_with_random_numbers": "an update depends on the number of examples",
+    "a_sum_and_a_regularizer": "an update depends on the number of examples",
     "a_sum_of_keras_divided_by_hand": "an update depends on the number of examples",
     "clips_gradients_when_they_are_large": "it clips its gradients, which are those of a shard",
     "scales_gradients_by_their_norm": "the step computes with its gradients",
@@ -32,7 +31,8 @@ WARNED = {
     "a_mean_over_what_is_no_padding": ONE_BY_ONE,
     "a_mean_by_weights_of_its_own": 'A mean by the weights of examples is that of a Keras loss with reduction="mean_with',
     "a_layer_that_balances_over_the_batch": ONE_BY_ONE,
-    "an_optimizer_that_changes_gradients": "Let Signs change them in update_step, which gets their sum over the replicas",
+    "an_activation_over_the_batch": ONE_BY_ONE,
+    "a_softmax_over_the_batch": ONE_BY_ONE,
     "a_regularizer_that_compares_examples": ONE_BY_ONE,
     "an_average_that_the_step_uses": ONE_BY_ONE,
     "a_step_that_computes_with_its_metric": "an update depends on the result of the metric so_far, and every replica counts",
@@ -52,11 +52,15 @@ UNCHECKED = {
 TESTS = {
     "evaluate_with_a_variable_of_tensorflow": "a metric or layer assigns the tf.Variable its_total, of which every replica keeps its own",
 }
+LOGS = {"logs_that_compare_examples": "each batch: norm depends on which examples are together in a batch"}
 METRICS = {
     "a_metric_function_that_compares_examples": "what an example adds to the metric centered_error depends on the other examples",
 }
 EQUAL = (
     "a_mean_of_the_examples",
+    "a_sum_of_the_examples",
+    "a_sum_with_random_numbers",
+    "an_optimizer_that_changes_gradients",
     "random_numbers",
     "few_random_numbers",
     "a_moving_average",
@@ -97,7 +101,7 @@ FEW_EXAMPLES = "an_average_that_the_step_uses"  # Tasks have one or two each, an
 SHARDED = (*FEW, "sharpness_aware", "a_sum_of_the_examples", "clips_gradients_when_they_are_large")
 
 GROUPS = "cluster { nworker_groups: 2 nworkers_per_group: 2 nserver_groups: 1 nservers_per_group: 1 }"
-ALL_STEPS = (*WARNED, *UNCHECKED, *METRICS, *TESTS, *EQUAL)
+ALL_STEPS = (*WARNED, *UNCHECKED, *LOGS, *METRICS, *TESTS, *EQUAL)
 CLUSTERS = {
     "mirrored": (
         "cluster { nworkers_per_group: 2 nworkers_per_procs: 2 }",
@@ -151,6 +155,12 @@ def test_steps_that_cannot_be_tried_out_are_named_with_the_reason(messages):
         (message,) = messages[name]
         assert message.startswith(f"it was not checked whether the training of {name} (")
         assert ") equals that in one process: " in message and UNCHECKED[name] in message
+
+
+def test_logs_that_differ_are_named(messages):
+    for name in LOGS.keys() & messages.keys():
+        (message,) = messages[name]
+        assert message.startswith(f"logs of {name} (") and LOGS[name] in message
 
 
 def test_metrics_that_differ_are_named(messages):

@@ -20,6 +20,7 @@ import own_loops
 import own_losses
 import own_step_metrics
 import own_steps
+import own_sums
 import sums_and_classes
 import tensorflow as tf
 from fit_options import IDS, N, X, Y, regression
@@ -127,6 +128,7 @@ for _function in (
     *own_losses.WHOLE_BATCH_CASES,
     *own_steps.CASES,
     *own_step_metrics.CASES,
+    *own_sums.CASES,
     *own_loops.CASES,
     *sums_and_classes.CASES,
 ):

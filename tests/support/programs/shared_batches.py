@@ -57,6 +57,14 @@ def a_sum_with_random_numbers():
 
 
 @case
+def a_sum_and_a_regularizer():
+    def loss(model, x, y, z):
+        return ops.sum((z - y) ** 2) + sum(ops.sum(weight**2) for weight in model.net.trainable_variables)
+
+    return own("a_sum_and_a_regularizer", loss=loss)
+
+
+@case
 def a_sum_of_keras_divided_by_hand():
     summed = keras.losses.MeanSquaredError(reduction="sum")
     return own(

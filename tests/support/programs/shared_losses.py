@@ -1,4 +1,4 @@
-"""Models of shared_batches.py with losses that compare examples, or do not: of the user's, of layers and of Keras."""
+"""Models of shared_batches.py that compare examples, or do not: in losses of the user's, of layers, of Keras, and in logs."""
 
 import keras
 import tensorflow as tf
@@ -287,4 +287,41 @@ def evaluate_with_a_variable_of_tensorflow():
 def a_metric_with_variables_of_its_own():
     model = keras.Sequential([keras.Input((6,)), layers.Dense(1)], name="a_metric_with_variables_of_its_own")
     model.compile("sgd", "mse", metrics=[MeanError()])
+    return model
+
+
+@case
+def an_activation_over_the_batch():
+    hidden = layers.Dense(4, activation=lambda z: z - ops.mean(z, axis=0))
+    model = keras.Sequential([keras.Input((6,)), hidden, layers.Dense(1)], name="an_activation_over_the_batch")
+    model.compile("sgd", "mse")
+    return model
+
+
+@case
+def a_softmax_over_the_batch():
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(4), layers.Softmax(axis=0)], name="a_softmax_over_the_batch")
+    model.compile("sgd", "mse")
+    return model
+
+
+class LogsOfABatch(keras.Sequential):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean((self(x) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {
+            "loss": loss,
+            "norm": tf.linalg.global_norm(gradients),
+            "rate": self.optimizer.learning_rate,
+            "size": ops.sum(x),
+        }
+
+
+@case
+def logs_that_compare_examples():
+    model = LogsOfABatch([keras.Input((6,)), layers.Dense(1)], name="logs_that_compare_examples")
+    model.compile("sgd")
     return model

@@ -1,0 +1,159 @@
+"""Sums over a batch in steps and losses of the user's, optimizers that compute with gradients, and what comes once for a batch:
+cases like those of own_steps.py."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers, ops
+from own_steps import X, Y, weights_of
+
+CASES = []
+ARGUMENTS = {"batch_size": 25, "epochs": 2, "shuffle": False, "verbose": 0}
+
+
+def case(function):
+    CASES.append(function)
+    return function
+
+
+class Sums(keras.Model):
+    """Takes gradients of a sum over the batch, and returns sums of it."""
+
+    def __init__(self, drops=False):
+        super().__init__()
+        more = [layers.Dropout(1e-9)] if drops else []
+        self.net = keras.Sequential([keras.Input((4,)), layers.Dense(3, activation="tanh"), *more, layers.Dense(1)])
+        self.tracker = keras.metrics.Mean(name="tracker")
+
+    def counted(self, x, y):
+        errors = ops.abs(self.net(x) - y)
+        return {"errors": ops.sum(errors), "near": ops.sum(ops.cast(errors < 1, "int32")), "inner": {"rows": tf.shape(x)[0]}}
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.sum(ops.square(self.net(x, training=True) - y))
+        self.optimizer.apply(tape.gradient(loss, self.net.trainable_variables), self.net.trainable_variables)
+        self.tracker.update_state(loss)
+        return {"loss": loss, "tracker": self.tracker.result(), **self.counted(x, y)}
+
+    def test_step(self, data):
+        return self.counted(*data)
+
+
+class SumOfErrors(keras.Model):
+    """Its own `compute_loss` adds up."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return ops.sum(ops.square(y - y_pred))
+
+
+@case
+def sums_over_the_batch(scope):
+    results = {}
+    for name, make in {"step": Sums, "random step": lambda: Sums(drops=True), "loss": SumOfErrors}.items():
+        with scope():
+            model = make()
+            model.compile(keras.optimizers.SGD(0.001))
+        record = model.fit(X, Y, **ARGUMENTS, validation_data=(X[:55], Y[:55])).history
+        results |= {f"{name} {log}": values for log, values in record.items()} | {f"{name} weights": weights_of(model)}
+    return results
+
+
+@case
+def a_model_of_the_same_weights_with_another_loss(scope):
+    """It takes gradients of means where the first takes those of sums."""
+    with scope():
+        first = Sums()
+        first.compile(keras.optimizers.SGD(0.001))
+    first.fit(X, Y, **ARGUMENTS)
+    with scope():
+        second = keras.Sequential([keras.Input((4,)), *first.net.layers])
+        second.compile(keras.optimizers.SGD(0.02), "mse")
+    record = second.fit(X, Y, **ARGUMENTS).history
+    return {**record, "weights": weights_of(second)}
+
+
+class Signs(keras.optimizers.SGD):
+    def apply(self, grads, trainable_variables=None):
+        super().apply([ops.sign(gradient) for gradient in grads], trainable_variables)
+
+
+class Clips(keras.optimizers.Adam):
+    def apply_gradients(self, grads_and_vars):
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        super().apply_gradients(zip(tf.clip_by_global_norm(gradients, 0.1)[0], variables, strict=True))
+
+
+class Switches(keras.optimizers.Optimizer):
+    """Lets another optimizer update, with weights that it draws."""
+
+    def __init__(self, inner):
+        super().__init__(learning_rate=1.0)
+        self.inner = inner
+
+    def build(self, variables):
+        super().build(variables)
+        self.inner.build(variables)
+        self.largest = self.add_variable(shape=(), initializer="zeros", name="largest")
+
+    def apply(self, grads, trainable_variables=None):
+        self.largest.assign(ops.maximum(self.largest, tf.linalg.global_norm(grads)))
+        self.inner.apply([gradient / self.largest for gradient in grads], trainable_variables)
+
+
+@case
+def optimizers_that_change_gradients(scope):
+    results = {}
+    for name, make in {
+        "apply": lambda: Signs(0.01),
+        "apply_gradients": lambda: Clips(0.01),
+        "apply_gradients after XLA": lambda: Clips(0.01),
+        "another": lambda: Switches(keras.optimizers.Adam(0.01)),
+        "scaled": lambda: keras.optimizers.LossScaleOptimizer(Signs(0.01)),
+    }.items():
+        with scope():
+            model = keras.Sequential([keras.Input((4,)), layers.Dense(3, activation="tanh"), layers.Dense(1)])
+            model.compile(make(), "mse", jit_compile=name.endswith("XLA"))
+            model.optimizer.build(model.trainable_variables)
+        results |= {name: model.fit(X, Y, **ARGUMENTS).history["loss"], f"{name} weights": weights_of(model)}
+    return results
+
+
+class Codes(keras.Model):
+    """Predicts a table, and its inverse, beside a number for each example."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.codes = layers.Dense(1), self.add_weight(shape=(3, 3), name="codes")
+
+    def call(self, x):
+        return {"y": self.dense(x), "codes": ops.convert_to_tensor(self.codes), "inverse": ops.inv(self.codes)[None]}
+
+
+@case
+def predictions_that_are_no_rows(scope):
+    with scope():
+        model = Codes()
+    return {name: value.tolist() for name, value in model.predict(X[:50], batch_size=25, verbose=0).items()}
+
+
+@case
+def spectrograms(scope):
+    """Silent and loud examples are on different replicas."""
+    sounds = np.sin(np.arange(256) / 3.0) * 10.0 ** -np.arange(12)[:, None]
+    with scope():
+        options = {"fft_length": 64, "sequence_stride": 32, "sampling_rate": 256, "num_mel_bins": 4}
+        spectrogram = layers.MelSpectrogram(**options, min_freq=10, max_freq=100)
+        model = keras.Sequential([keras.Input((256,)), spectrogram, layers.Flatten(), layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(1e-7), "mse")
+    record = model.fit(sounds, np.ones(12), batch_size=6, epochs=2, shuffle=False, verbose=0).history
+    predicted = model.predict(sounds, batch_size=12, verbose=0)[:, 0].tolist()
+    return {**record, "predicted": predicted, "evaluated": model.evaluate(sounds, np.ones(12), batch_size=5, verbose=0)}
