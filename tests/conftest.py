@@ -77,7 +77,7 @@ def run_python(warm_python: WarmPython) -> Callable[..., int]:
             return process.wait(timeout)
         finally:
             end_processes(mark)
-            process.wait(10)
+            process.wait(60)
             shutil.rmtree(temporary, ignore_errors=True)
 
     return run
@@ -122,7 +122,7 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[.
     yield start_job
     for job in jobs:
         end_processes(job.mark)
-        job.process.wait(10)
+        job.process.wait(60)
     for job in jobs:
         job.left(within=5.0)
     shutil.rmtree(temporary, ignore_errors=True)

@@ -89,11 +89,6 @@ def learning_rate_schedule(strategy):
     return result
 
 
-@case("global_clipnorm")
-def global_clipnorm(strategy):
-    return with_optimizer(strategy, lambda: keras.optimizers.SGD(0.01, global_clipnorm=0.5))[1]
-
-
 @case("ema")
 def ema(strategy):
     model, result = with_optimizer(

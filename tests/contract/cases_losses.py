@@ -8,17 +8,15 @@ from keras import ops
 from contract.common import (
     NUMBERED,
     RATE,
-    Seen,
     X,
     Y,
     case,
     compiled,
+    counting,
     fit,
-    loss_without_number,
     once,
     part_of,
     trained,
-    two_layers,
 )
 
 BATCH = 50
@@ -97,7 +95,7 @@ def outputs_side_by_side(strategy):
     }
 
 
-@case("subclassed", "own_compute_loss")
+@case("subclassed", "own_compute_loss", "global_clipnorm")
 def own_compute_loss(strategy):
     class Model(keras.Model):
         def __init__(self):
@@ -110,9 +108,9 @@ def own_compute_loss(strategy):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
             return ops.mean(ops.square(y - y_pred)) + 0.1 * ops.mean(ops.abs(y_pred))
 
-    model = compiled(strategy, Model, sgd, None, ["mae"])
+    model = compiled(strategy, Model, lambda: keras.optimizers.SGD(2 * RATE, global_clipnorm=0.5), None, ["mae"])
     result = with_weights(model, fit(model, X, Y, batch_size=BATCH, epochs=2))
-    return dict.fromkeys(("subclassed", "own_compute_loss"), result)
+    return dict.fromkeys(("subclassed", "own_compute_loss", "global_clipnorm"), result)
 
 
 @case("train_step_from_scratch")
@@ -192,7 +190,7 @@ def model_without_call(strategy):
 
 @case("fewer_examples_than_replicas")
 def fewer_examples_than_replicas(strategy):
-    model = compiled(strategy, two_layers, sgd, loss_without_number, [Seen])
+    model = counting(strategy)
     dataset = tf.data.Dataset.from_tensor_slices((X, NUMBERED)).batch(83)  # 83, 83, 83, 1.
     result = once(model, fit(model, dataset, epochs=2), 2)
     one = model.predict(X[:1], verbose=0)

@@ -55,12 +55,12 @@ def test_quotations_and_substitutions_inside_others(text: str) -> None:
 
 @pytest.mark.parametrize("opening", ["$(", "${", "$((", "$(<<a\n", "$('", "`", "$((a<<b)) "])
 def test_openings_without_an_end_take_no_time(opening: str) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     try:
         words(opening * 20_000)
     except ClusterError:
         pass
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize(

@@ -265,10 +265,10 @@ def test_messages_show_no_secrets(text: str, shown: str) -> None:
 
 
 def test_a_hostile_message_takes_no_time() -> None:
-    begin = time.monotonic()
+    begin = time.process_time()
     for part in ("a-", 'a=\\"', "://", "token: ", "a=b ", "-x ", "'", "A=", "A='\\", "http://a:b"):
         without_secrets(part * 3000 + "\\")
-    assert time.monotonic() - begin < 5  # It takes milliseconds.
+    assert time.process_time() - begin < 5  # It takes milliseconds.
 
 
 def test_messages_keep_what_is_no_secret() -> None:

@@ -119,7 +119,7 @@ def test_what_came_from_json_gives_the_same_result_as_a_dict() -> None:
                 assert str(error).isprintable()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -173,7 +173,7 @@ def test_a_large_tf_config_is_read() -> None:
 NESTED = 200_000
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("text", "message"),
     [

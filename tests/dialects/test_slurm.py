@@ -302,7 +302,7 @@ def run_batch_script(real, program, tmp_path):
     script.write_text(slurm.write(tfdist.read({"chief": 1, "worker": 1, "ps": 1})).replace("python ", f"{sys.executable} "))
     options = ("--parsable", "-w", "localhost", "-o", str(output))
     job = run(real, "sbatch", *options, str(script), str(path), folder=tmp_path).strip()
-    latest = time.monotonic() + 150
+    latest = time.monotonic() + 400
     while run(real, "squeue", "-h", "-j", job, folder=tmp_path).strip():  # `sbatch --wait` asks every half minute only.
         assert time.monotonic() < latest, output.read_text()
         time.sleep(0.5)

@@ -52,5 +52,5 @@ def test_the_processes_of_a_warm_program_are_found_and_end(start):
     assert len(job.left()) >= 2
     assert job.process.poll() is None
     job.process.send_signal(signal.SIGTERM)
-    assert job.wait(20) == -signal.SIGTERM
+    assert job.wait() == -signal.SIGTERM
     assert list(job.left().values()) == ["sleep 60 "]

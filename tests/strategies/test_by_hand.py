@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 
@@ -28,7 +29,7 @@ def test_four_processes_train_and_servers_exit_with_0_after_the_chief(start, scr
     assert jobs["chief", 0].wait() == 0, jobs["chief", 0].output
     assert "trained 4 steps as ParameterServer" in jobs["chief", 0].output
     for task, job in jobs.items():
-        assert job.wait(30) == 0, (task, job.output)
+        assert job.wait(60) == 0, (task, job.output)
 
 
 def test_a_description_in_the_program_and_tf_config_of_the_same_cluster_agree(start, script):
@@ -56,8 +57,8 @@ def test_without_a_chief_worker_0_is_the_chief_and_a_worker_as_well(start, scrip
     assert jobs["worker", 0].wait() == 0, jobs["worker", 0].output
     assert "trained 4 steps as ParameterServer" in jobs["worker", 0].output
     for task, job in jobs.items():
-        assert job.wait(30) == 0, (task, job.output)
-        assert job.left(within=5) == {}
+        assert job.wait(60) == 0, (task, job.output)
+        assert job.left(within=10) == {}
 
 
 @pytest.mark.parametrize(("more", "code"), [({}, 75), ({"TFDIST_ENDS_WITH_CHIEF": "1"}, 0)])
@@ -70,7 +71,7 @@ def test_servers_exit_with_75_if_the_chief_fails_or_with_0_where_they_would_be_s
     jobs = {task: start(program, environment=env | more) for task, env in configs(chief=1, worker=1, ps=1).items()}
     assert jobs["chief", 0].wait() == 3
     for task in (("worker", 0), ("ps", 0)):
-        assert jobs[task].wait(30) == code
+        assert jobs[task].wait(60) == code
         assert "the chief's program failed" in jobs[task].output
 
 
@@ -90,7 +91,7 @@ def test_the_chief_names_the_missing_tasks_and_gives_up(start, script):
         assert cannot_serve.wait() == 1
     assert f"tfdist: worker:2 cannot serve at {taken}: Address already in use; free the port" in cannot_serve.output
     assert f"no TensorFlow server answers, at the address of worker:2 ({taken}); end the program" in chief.output
-    assert f"waiting 10 s for worker:1 ({missing})" in chief.output
+    assert re.search(rf"waiting \d+ s for worker:1 \({missing}\)", chief.output)
     assert f"StartTimeoutError: gave up after 12 s: no answer from worker:1 ({missing});" in chief.output
 
 
@@ -105,7 +106,7 @@ def test_a_single_program_starts_and_ends_its_servers(start, script):
     job = start(script(TRAINS.format(argument="'STANDARD_1'")))
     assert job.wait() == 0, job.output
     assert "trained 4 steps as ParameterServer" in job.output
-    assert job.left(within=3) == {}
+    assert job.left(within=10) == {}
 
 
 def test_a_single_program_that_is_killed_leaves_no_server_and_no_file(start, script, small_cluster, tmp_path):
@@ -143,7 +144,7 @@ def test_a_second_description_is_refused_and_a_program_that_fails_keeps_its_exit
     )
     assert job.wait() == 5, job.output
     assert "this process already trains on 1 chief, 2 workers, 1 ps" in job.output
-    assert job.left(within=3) == {}
+    assert job.left(within=10) == {}
 
 
 def test_without_any_description_the_program_trains_in_this_process(start, script):
@@ -168,7 +169,7 @@ def test_flags_of_an_absl_program_start_the_cluster(start, script, small_cluster
     )
     assert job.wait() == 0, job.output
     assert "ParameterServer 3" in job.output
-    assert job.left(within=3) == {}
+    assert job.left(within=10) == {}
 
 
 def test_a_cluster_on_other_machines_is_refused(start, script, tmp_path):

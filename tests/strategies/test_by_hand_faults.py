@@ -10,6 +10,7 @@ import time
 
 import pytest
 from by_hand import configs
+from reserved import free_port
 
 pytestmark = pytest.mark.cluster
 
@@ -57,7 +58,7 @@ def cluster(start, script):
     return start_all
 
 
-MOST_SECONDS = 8.0
+MOST_SECONDS = 12.0
 """Measured: 2.9 s. It was 17 s while the chief asked for an answer after 10 s, every 5 s."""
 
 
@@ -69,7 +70,7 @@ def test_training_goes_on_without_a_worker_that_is_stopped(cluster):
     pause = float(jobs["chief", 0].output.partition("longest pause: ")[2].split()[0])
     assert pause < MOST_SECONDS, "the others wait for the worker that is stopped"
     assert jobs["chief", 0].wait(60) == 0
-    assert jobs["ps", 0].wait(30) == 0
+    assert jobs["ps", 0].wait(60) == 0
 
 
 def test_training_goes_on_without_a_worker_that_is_killed_and_fails_and_names_them_without_any(cluster):
@@ -82,7 +83,7 @@ def test_training_goes_on_without_a_worker_that_is_killed_and_fails_and_names_th
     assert "WorkersGoneError: no worker group has been complete for 6 s, there is no answer from worker:0 (localhost:" in (
         jobs["chief", 0].output
     )
-    assert jobs["ps", 0].wait(30) == 75
+    assert jobs["ps", 0].wait(60) == 75
 
 
 def test_training_fails_and_names_the_worker_that_its_only_group_lost(cluster):
@@ -95,11 +96,11 @@ def test_training_fails_and_names_the_worker_that_its_only_group_lost(cluster):
 def test_a_group_goes_on_when_its_worker_returns(cluster):
     jobs = cluster(150, groups=[[0, 1]], chief=1, worker=2, ps=1)
     os.kill(jobs["worker", 1].process.pid, signal.SIGKILL)
-    jobs["worker", 1].wait(10)
+    jobs["worker", 1].wait(60)
     again = cluster.again(("worker", 1))
     assert jobs["chief", 0].wait(120) == 0
     assert "finished" in jobs["chief", 0].output
-    assert again.wait(30) == 0
+    assert again.wait(60) == 0
 
 
 def test_training_fails_without_a_ps(cluster):
@@ -109,7 +110,7 @@ def test_training_fails_without_a_ps(cluster):
     assert jobs["chief", 0].wait(90) == 1
     assert time.monotonic() - killed < 60
     assert "UnavailableError" in jobs["chief", 0].output
-    assert jobs["worker", 0].wait(30) == 75
+    assert jobs["worker", 0].wait(60) == 75
 
 
 SCHEDULES = """
@@ -142,7 +143,7 @@ def test_servers_exit_when_the_chief_is_killed(cluster):
     jobs = cluster(1000000, chief=1, worker=1, ps=1)
     os.kill(jobs["chief", 0].process.pid, signal.SIGKILL)
     for task in (("worker", 0), ("ps", 0)):
-        assert jobs[task].wait(30) == 75
+        assert jobs[task].wait(60) == 75
         assert "has been gone for 6 s without notice" in jobs[task].output
 
 
@@ -165,11 +166,9 @@ def answers_once(job):
 
 
 def test_a_chief_ends_if_tasks_are_stopped_while_it_connects_to_them(start, script):
-    with answers_once("ps") as ps, answers_once("worker") as worker, socket.create_server(("localhost", 0)) as own:
-        addresses = {
-            job: [f"localhost:{each.getsockname()[1]}"] for job, each in (("ps", ps), ("worker", worker), ("chief", own))
-        }
-        own.close()
+    with answers_once("ps") as ps, answers_once("worker") as worker:
+        ports = {"ps": ps.getsockname()[1], "worker": worker.getsockname()[1], "chief": free_port()}
+        addresses = {job: [f"localhost:{port}"] for job, port in ports.items()}
         config = {"TF_CONFIG": json.dumps({"cluster": addresses, "task": {"type": "chief", "index": 0}})}
         chief = start(script("import tfdist; tfdist.strategy(start_timeout=5)"), environment=config)
         assert chief.wait(60) == 1  # TensorFlow itself waits for ever.

@@ -42,6 +42,6 @@ def test_hogwild_measures_a_slow_network_and_sends_int8(start):
     assert job.wait(150) == 0, job.output
     (line,) = [line for line in job.output.splitlines() if "hogwild: the network carries" in line]
     assert re.search(
-        r"carries [345]\d(\.\d+)? Mbit/s from ps:0 to worker:[01], so parameters travel as int8 \(--compression\)", line
+        r"carries [1-5]\d(\.\d+)? Mbit/s from ps:0 to worker:[01], so parameters travel as int8 \(--compression\)", line
     )
     assert "TRAINED as int8, learns: True" in job.output

@@ -1,17 +1,8 @@
-"""TF_CONFIG for tasks that a test starts by hand, and free ports for them."""
+"""TF_CONFIG for tasks that a test starts by hand."""
 
 import json
-import socket
 
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+from reserved import free_ports
 
 
 def configs(options=None, **jobs):

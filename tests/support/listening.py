@@ -12,3 +12,8 @@ if me["type"] in config["cluster"]:
     listener.listen()
 """
 """The first lines of a program: its task listens, so that the launcher takes it for started."""
+
+ALL_LISTEN = """
+while not os.path.exists("all-listen"): time.sleep(0.02)
+"""
+"""The next lines of one that waits until the quick launcher knows that all tasks listen."""

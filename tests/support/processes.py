@@ -53,7 +53,7 @@ class Job:
     folder: Path
     output_path: Path
 
-    def wait(self, timeout: float = 120.0) -> int:
+    def wait(self, timeout: float = 200.0) -> int:
         """Waits until the command has ended; returns its exit code."""
         return self.process.wait(timeout)
 
@@ -61,7 +61,7 @@ class Job:
     def output(self) -> str:
         return self.output_path.read_text(errors="replace")
 
-    def wait_for(self, text: str, timeout: float = 90.0, after: str = "") -> None:
+    def wait_for(self, text: str, timeout: float = 180.0, after: str = "") -> None:
         """Waits until the output contains `text`, after the last `after`."""
         deadline = time.monotonic() + timeout
 

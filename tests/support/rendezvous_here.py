@@ -10,6 +10,7 @@ import subprocess
 from contextlib import closing
 
 import pytest
+from reserved import free_port
 from tools import needs
 from waits import wait_until
 
@@ -36,12 +37,6 @@ SHORT_WAITS = {
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["pytest", "redis", "tfdist.launch.rendezvous.meet"])
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def listeners_side_by_side():
@@ -162,7 +157,7 @@ class Redis:
         words = ["--port", str(self.store.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         words += ["--dir", str(self.folder), *(["--requirepass", self.store.password] if self.store.password else [])]
         self.process = subprocess.Popen(["redis-server", *words], stdout=subprocess.DEVNULL)
-        wait_until(lambda: is_listening(self.store.port), 10.0)
+        wait_until(lambda: is_listening(self.store.port))
 
     def client(self):
         import redis
@@ -180,7 +175,7 @@ class Redis:
     def end(self):
         if self.process is not None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
 
 
 @pytest.fixture

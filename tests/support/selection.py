@@ -7,8 +7,13 @@ for a release as a whole has the mark `release`: it takes long, and faults that 
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ALL = os.environ.get("TFDIST_TESTS") == "all"
+
+# For each change the same examples, so that no change fails for one that it has nothing to do with. A busy machine is no fault.
+settings.register_profile("tfdist", deadline=None, derandomize=not ALL, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tfdist")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

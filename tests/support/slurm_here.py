@@ -5,8 +5,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
+
+from reserved import free_ports
 
 _CONFIG = """
 ClusterName=tfdist
@@ -35,20 +37,12 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 """
 
 
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as open_sockets:
-        sockets = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
 @contextmanager
 def slurm(folder: Path) -> Iterator[dict[str, str]]:
     """Starts Slurm, and ends it at the end of the block; returns the environment for its commands."""
     (folder / "state").mkdir()
     config = folder / "slurm.conf"
-    config.write_text(_CONFIG.format(host=socket.gethostname().partition(".")[0], ports=_free_ports(4), folder=folder))
+    config.write_text(_CONFIG.format(host=socket.gethostname().partition(".")[0], ports=free_ports(4), folder=folder))
     dropped = ("TF_CONFIG", "TFDIST_CLUSTER")
     environ = {name: value for name, value in os.environ.items() if name not in dropped} | {"SLURM_CONF": str(config)}
     commands = [["slurmctld", "-D", "-i"], *(["slurmd", "-D", "-N", node] for node in ("n1", "n2", "localhost"))]
@@ -57,7 +51,7 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
         for number, command in enumerate(commands):
             with open(folder / f"output-{number}", "wb") as output:
                 processes.append(subprocess.Popen(command, env=environ, stdout=output, stderr=output, stdin=subprocess.DEVNULL))
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while _idle_nodes(environ) < 3:
             assert time.monotonic() < deadline, (folder / "slurmctld.log").read_text()[-2000:]
             time.sleep(0.2)
@@ -74,5 +68,5 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def _idle_nodes(environ: dict[str, str]) -> int:
-    result = subprocess.run(["sinfo", "-h", "-N", "-o", "%t"], env=environ, capture_output=True, text=True, timeout=20)
+    result = subprocess.run(["sinfo", "-h", "-N", "-o", "%t"], env=environ, capture_output=True, text=True, timeout=60)
     return result.stdout.split().count("idle")

@@ -102,7 +102,7 @@ def server(
     with open(folder / f"{config.name}.log", "wb") as log:
         process = subprocess.Popen([*prefix, SSHD, "-D", "-e", "-f", str(config)], stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while True:
             try:
                 socket.create_connection((address, port), 1.0).close()
@@ -113,10 +113,4 @@ def server(
         yield
     finally:
         process.terminate()
-        process.wait(10)
-
-
-def free_port() -> int:
-    """Returns a port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+        process.wait(60)

@@ -127,7 +127,7 @@ class PipedProcess(Process):
         timer.start()
         output = self.stdout.read().decode(errors="replace")
         timer.cancel()
-        self.wait(10)
+        self.wait(60)
         return output, None
 
 
@@ -199,7 +199,7 @@ class WarmPython:
 
     def close(self) -> None:
         self._socket.close()
-        self._process.wait(20)
+        self._process.wait(60)
 
 
 # In the process that forks.

@@ -109,7 +109,7 @@ def open_link(tmp_path, monkeypatch):
         each.close()
 
 
-def until_lost(connection, seconds=20):
+def until_lost(connection, seconds=60):
     deadline = time.monotonic() + seconds
     while connection.lost is None:
         assert time.monotonic() < deadline
@@ -132,9 +132,9 @@ def test_a_lost_connection_says_why(open_link, monkeypatch):
     silence = "nothing was heard from there for 0 s, in which no agent has started"
     assert until_lost(open_link("time.sleep(60)")) == silence
     last = f"; the last line that {sys.executable} has shown is: Enter PASSCODE:"
-    monkeypatch.setattr(link, "START_SECONDS", 2.0)
+    monkeypatch.setattr(link, "START_SECONDS", 5.0)
     assert until_lost(open_link("print('Welcome\\n\\nEnter PASSCODE: ', flush=True); time.sleep(60)")) == (
-        silence.replace("0 s", "2 s") + last
+        silence.replace("0 s", "5 s") + last
     )
     shown = f"{sys.executable} ended with 0: module: command not found"
     assert until_lost(open_link("print('module: command not found')")) == shown
@@ -152,7 +152,7 @@ def test_a_message_to_a_host_that_reads_nothing_waits_in_memory(open_link):
     connection = open_link("time.sleep(60)")
     begin = time.monotonic()
     connection.say({"start": "x" * 10_000_000})
-    assert time.monotonic() - begin < 5 and connection.lost is None
+    assert time.monotonic() - begin < 30 and connection.lost is None
 
 
 def test_a_python_that_lacks_a_package_of_tfdist_is_named():
@@ -272,7 +272,7 @@ def test_a_task_that_is_started_again_waits_for_its_port_until_the_agent_that_wa
     tasks = RemoteTasks(plan, JobFiles(tmp_path), lambda host: [*words, "-c", BOOTSTRAP], str(tmp_path), silence=3.0)
 
     def wait_for(kind):
-        deadline, events = time.monotonic() + 40, []
+        deadline, events = time.monotonic() + 90, []
         while not any(isinstance(event, kind) for event in events):
             assert time.monotonic() < deadline, events
             events += [event for event in tasks.poll(0.1) if not isinstance(event, Memory | Used)]

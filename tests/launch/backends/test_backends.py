@@ -6,12 +6,12 @@ import logging
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 
 import pytest
 import tomllib
+from reserved import free_ports
 from support_paths import CHECKOUT, PROGRAMS
 
 from tfdist.launch.backends import registry
@@ -54,8 +54,7 @@ def plain(tmp_path):
 
 @pytest.mark.cluster
 def test_the_back_end_of_the_page_runs_a_job_and_its_failure_is_found(plain):
-    with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as other:
-        addresses = [f"localhost:{server.getsockname()[1]}" for server in (one, other)]
+    addresses = [f"localhost:{port}" for port in free_ports(2)]
     cluster = ("--backend", "plain", "--cluster", json.dumps({"cluster": {"worker": addresses}}), "program.py")
     got = plain("run", *cluster, "well")
     assert got.returncode == 0, got.stdout + got.stderr
@@ -179,8 +178,7 @@ def test_a_detached_back_end_answers_all_verbs_and_gets_what_the_dry_run_shows(p
 
 @pytest.mark.cluster
 def test_a_local_task_gets_exactly_what_the_dry_run_shows(start, script, tmp_path, quick_python):
-    with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as other:
-        addresses = [f"localhost:{server.getsockname()[1]}" for server in (one, other)]
+    addresses = [f"localhost:{port}" for port in free_ports(2)]
     cluster = json.dumps({"cluster": {"worker": addresses}})
     body = """
     import sys, time

@@ -3,6 +3,7 @@
 import socket
 
 import pytest
+from reserved import free_port
 
 from tfdist import Cluster, ClusterError, Task
 from tfdist.launch.backends.local.ports import HeldPorts, is_local
@@ -46,8 +47,7 @@ def test_two_launchers_never_hold_the_same_port(ports):
 
 
 def test_open_ports_become_the_usual_ones_where_these_are_free(ports, monkeypatch):
-    with bound() as free:
-        usual = free.getsockname()[1]
+    usual = free_port()
     monkeypatch.setattr(Cluster.addressed, "__defaults__", (usual,))  # Another job may have the real one.
     assert ports.hold(Cluster((Task("worker", 0),)), {"worker:0"}).tasks[0].address == f"localhost:{usual}"
 
@@ -60,10 +60,9 @@ def test_a_described_port_that_is_taken_is_an_error(ports):
 
 
 def test_connections_of_a_server_that_has_ended_do_not_take_its_port(ports):
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]
-        with socket.create_connection(("localhost", port)):
-            server.accept()[0].close()  # The side that closes first keeps the port: TIME_WAIT.
+    port = free_port()
+    with socket.create_server(("localhost", port)) as server, socket.create_connection(("localhost", port)):
+        server.accept()[0].close()  # The side that closes first keeps the port: TIME_WAIT.
     cluster = Cluster((Task("ps", 0, "localhost", port), Task("worker", 0)))
     ports.hold(cluster, {"ps:0"})
     with pytest.raises(ClusterError, match=f"port {port} of ps:0 is in use"):
@@ -78,8 +77,7 @@ def test_connections_of_a_server_that_has_ended_do_not_take_its_port(ports):
 
 
 def test_closing_frees_the_ports():
-    with bound() as free:  # Connections of earlier jobs may keep the usual one for a minute (TIME_WAIT).
-        port = free.getsockname()[1]
+    port = free_port()  # Connections of earlier jobs may keep the usual one for a minute (TIME_WAIT).
     held = HeldPorts()
     held.hold(Cluster((Task("chief", 0, "localhost", port),)), {"chief:0"})
     with pytest.raises(OSError):

@@ -157,7 +157,7 @@ def test_a_signal_for_the_program_that_comes_before_a_restart_of_the_job_ends_no
     job = start(QUICK, "--tier", "BASIC", "--max_restarts", "2", script(body))
     job.wait_for("started again in 2 s")
     job.process.send_signal(signal.SIGUSR1)
-    assert job.wait(30) == 0, job.output
+    assert job.wait() == 0, job.output
     assert (tmp_path / "attempts").read_text() == "xxx" and job.left() == {}
 
 
@@ -180,6 +180,6 @@ def test_a_program_that_saves_after_sigterm_is_not_disturbed_by_another_one(star
     job.process.send_signal(signal.SIGTERM)
     job.wait_for("saves")
     job.process.send_signal(signal.SIGTERM)
-    assert job.wait(30) == 143, job.output
+    assert job.wait() == 143, job.output
     assert job.output.count("saves") == 1 and (tmp_path / "saved").read_text() == "False"
     assert (tmp_path / "other").exists() and job.left() == {}

@@ -243,7 +243,7 @@ def test_a_batch_job_is_asked_and_ended_from_elsewhere_also_one_that_waits(clust
     handle = cluster(*BATCH, "--detach", "program.py", "stay").stdout.strip()
     assert re.fullmatch(r"slurm://\d+", handle)
     waiting = cluster(*BATCH, "--slurm_options=--nodelist=n1,n2 --exclusive", "--detach", "program.py", "stay").stdout.strip()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while "worker:2 | node n2" not in (logs := cluster("logs", handle).stdout):
         assert time.monotonic() < deadline, logs
         time.sleep(0.5)

@@ -170,18 +170,17 @@ def test_following_a_task_that_has_not_started_ends_when_the_folder_of_the_job_i
         next(background_jobs._lines(tmp_path / "worker-1.log", folder, follow=True))
 
 
-def test_following_ends_when_the_folder_of_the_job_is_removed(detach, tfdist, tmp_path):
+def test_following_ends_when_the_folder_of_the_job_is_removed(detach, tfdist, tmp_path, variables, quick_python):
     handle = detach(COUNTS)
     wait_until(lambda: "count 5" in tfdist("logs", handle).stdout)
     (state,) = (tmp_path / "state").rglob("state.json")
     supervisor = json.loads(state.read_text())["supervisor"]["pid"]
-    with concurrent.futures.ThreadPoolExecutor() as threads:
-        following = threads.submit(tfdist, "logs", "-f", handle, timeout=20)
-        time.sleep(1.5)
-        shutil.rmtree(state.parent)
-        got = following.result()
+    follower = quick_python.start_piped(["-m", "tfdist", "logs", "-f", handle], str(tmp_path), variables)
+    assert any(b"count 5" in line for line in iter(follower.stdout.readline, b""))
+    shutil.rmtree(state.parent)
+    output, _ = follower.communicate(timeout=60)
     os.kill(supervisor, signal.SIGTERM)
-    assert got.returncode == 2 and "count 5" in got.stdout and "was removed, and nothing else tells" in got.stderr
+    assert follower.returncode == 2 and "was removed, and nothing else tells" in output
 
 
 def test_a_job_that_fails_says_why_and_its_folder_is_private_and_holds_no_secret(detach, tfdist, tmp_path):
@@ -203,7 +202,7 @@ def test_a_killed_supervisor_is_told_from_a_living_one_and_leaves_no_process(det
     (state,) = (tmp_path / "state").rglob("state.json")
     wait_until(lambda: json.loads(state.read_text())["state"] == "running")
     os.kill(json.loads(state.read_text())["supervisor"]["pid"], signal.SIGKILL)
-    wait_until(lambda: processes_of(variables[MARK]) == {}, 10)
+    wait_until(lambda: processes_of(variables[MARK]) == {})
     status = tfdist("status", handle)
     assert status.returncode == 1 and "lost: its supervisor (process" in status.stdout
     assert tfdist("logs", "-f", handle).returncode == 0  # It does not wait for ever.

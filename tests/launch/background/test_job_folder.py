@@ -165,7 +165,7 @@ def sleeper(folder):
     yield process
     process.kill()
     process.stdout.close()
-    process.wait(10)
+    process.wait(60)
 
 
 @pytest.mark.parametrize("error", [AttributeError(), OSError(38, "Function not implemented"), PermissionError(1, "no")])

@@ -79,7 +79,7 @@ def test_a_dry_run_of_many_tasks_does_nothing_for_each_pair_of_them(monkeypatch,
     ]
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=50, suppress_health_check=[*HealthCheck], deadline=None)
 @given(cluster=clusters().filter(lambda cluster: cluster.worker_groups))  # Others are refused before anything is shown.
 def test_a_dry_run_shows_tf_config_of_every_cluster_as_its_tasks_get_it(capsys, cluster):
     cluster = cluster.addressed()

@@ -8,7 +8,7 @@ import uuid
 from types import SimpleNamespace
 
 import pytest
-from listening import LISTENS
+from listening import ALL_LISTEN, LISTENS
 from processes import MARK, Job, end_processes
 from support_paths import PROGRAMS
 
@@ -176,12 +176,11 @@ def test_local_runs_a_description_of_other_machines_here(start, script, tmp_path
     (tmp_path / "far.json").write_text('{"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}}')
     body = """
     if me["type"] == "chief":
-        time.sleep(1)  # Until the launcher has seen that all tasks listen.
         print("here", flush=True)
         pathlib.Path("end").touch()
     while not os.path.exists("end"): time.sleep(0.05)
     """
-    job = start(QUICK, "--cluster", "far.json", "--local", script(LISTENS, body))
+    job = start(QUICK, "--cluster", "far.json", "--local", script(LISTENS, ALL_LISTEN, body))
     assert job.wait() == 0, job.output
     assert "chief:0  | here" in job.output
 

@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from reserved import free_port
 
 from tfdist.errors import ClusterError, Source
 from tfdist.launch.rendezvous.stores import tcp, tcp_server
@@ -19,10 +20,10 @@ from tfdist.launch.rendezvous.stores.tcp_channel import Channel
 from tfdist.launch.rendezvous.stores.tcp_server import TcpServer, listening_addresses
 from tfdist.rank_info import RankInfo, Store
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 RUN_ID, SECRET = "a-run-id-that-nobody-guesses", "0123456789abcdef"
-LIMITS = Limits(fields=20, stored_bytes=20_000, members=4, strangers=8, proof_seconds=0.3, idle_seconds=0.5)
+LIMITS = Limits(fields=20, stored_bytes=20_000, members=4, strangers=8, proof_seconds=1.0, idle_seconds=1.0)
 
 
 def info(port=1, run_id=RUN_ID, host="127.0.0.1"):
@@ -281,7 +282,7 @@ def impostor(behave):
 
 
 def drip(connected):
-    for _ in range(200):
+    for _ in range(3000):
         connected.sendall(b"{")
         time.sleep(0.02)
 
@@ -309,13 +310,11 @@ def test_an_impostor_of_the_store_gets_no_address(behave, message, monkeypatch):
         begin = time.monotonic()
         with pytest.raises(StoreUnavailableError, match=message):
             store.put("members", "a", "10.0.0.1:2222")
-        assert time.monotonic() - begin < 3
+        assert time.monotonic() - begin < 30
 
 
 def test_processes_with_one_secret_meet_and_others_are_refused(monkeypatch):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
     leader, member = TcpStore(info(port), 10, serve=True), TcpStore(info(port), 10, serve=False)
     monkeypatch.delenv(SECRET_VARIABLE)
@@ -342,9 +341,7 @@ def test_a_store_that_listens_on_all_interfaces_says_so(monkeypatch, caplog):
     assert listening_addresses("127.0.0.1", 7) == ([(socket.AF_INET, ("127.0.0.1", 7))], "")
     ((_, everywhere),), why = listening_addresses("192.0.2.1", 7)
     assert (everywhere, why) == (("", 7), "192.0.2.1 is no address of this machine")
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     for secret, hint in ((None, f"; set {SECRET_VARIABLE} if others can reach this machine"), (SECRET, "")):
         monkeypatch.setenv(SECRET_VARIABLE, secret) if secret else monkeypatch.delenv(SECRET_VARIABLE, raising=False)
         caplog.clear()
@@ -371,9 +368,7 @@ def test_a_store_that_listens_on_all_interfaces_is_reached_over_ipv6_too(monkeyp
 
 def test_a_store_is_reached_at_every_address_of_its_name_that_is_one_of_this_machine(monkeypatch):
     """As at the IPv4 and the IPv6 address of a machine: other machines may have only one of the two."""
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     hosts = ("127.0.0.2", "192.0.2.1", "127.0.0.3")
     found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port)) for host in hosts]
     monkeypatch.setattr(tcp_server.socket, "getaddrinfo", lambda *_, **__: found)

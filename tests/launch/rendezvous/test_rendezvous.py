@@ -9,7 +9,8 @@ import socket
 import time
 
 import pytest
-from rendezvous_here import free_port, is_listening, listeners_side_by_side, met, needs_redis, outcomes
+from rendezvous_here import is_listening, listeners_side_by_side, met, needs_redis, outcomes
+from reserved import free_port, free_ports
 from waits import wait_until
 
 from tfdist import Task
@@ -18,7 +19,7 @@ from tfdist.errors import Source
 from tfdist.launch.rendezvous.meet import meet
 from tfdist.rank_info import RankInfo, Store
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 def test_all_ranks_get_the_same_cluster_in_the_order_of_ranks(start_ranks, store):
@@ -123,7 +124,7 @@ def test_two_torchruns_on_a_machine_do_not_meet(start_ranks):
 
 
 def test_servers_with_described_addresses_learn_the_addresses_of_the_ranks(start_ranks):
-    ports = free_port(), free_port()
+    ports = free_ports(2)
     store = Store("tcp", "127.0.0.1", ports[0])
     described = tuple(Task("ps", index, "127.0.0.1", port) for index, port in enumerate(ports))
     more = {"servers": described, "synchronous": True}

@@ -6,7 +6,8 @@ import time
 from urllib.parse import quote
 
 import pytest
-from rendezvous_here import PASSWORD, SHORT_WAITS, free_port, is_listening, messages, met, needs_redis
+from rendezvous_here import PASSWORD, SHORT_WAITS, is_listening, messages, met, needs_redis
+from reserved import free_port
 from waits import wait_until
 
 from tfdist import ClusterError
@@ -17,7 +18,7 @@ from tfdist.launch.rendezvous.stores.interface import run_key
 from tfdist.launch.rendezvous.stores.redis import RedisStore
 from tfdist.rank_info import RankInfo, Store
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 LINGERING = {**SHORT_WAITS, (leader, "LINGER_SECONDS"): 3.0}
 """Waits for a busy machine, where a process may come a second after the others have found an error."""
@@ -25,19 +26,19 @@ LINGERING = {**SHORT_WAITS, (leader, "LINGER_SECONDS"): 3.0}
 
 def test_every_present_rank_names_a_missing_rank(start_ranks, store):
     where, remaining = store
-    for message in messages(start_ranks(where, (0, 4), (3, 4), (1, 4), limit=1.5), "StartTimeoutError"):
-        assert "rank 0 gave up after 2 s: rank 2 of 4 ranks did not come" in message
+    for message in messages(start_ranks(where, (0, 4), (3, 4), (1, 4), limit=3), "StartTimeoutError"):
+        assert "rank 0 gave up after 3 s: rank 2 of 4 ranks did not come" in message
     assert not remaining()
 
 
 def test_the_others_report_a_missing_rank_0(start_ranks, store):
     where, _ = store
-    (message,) = messages(start_ranks(where, (1, 3), limit=0.6), "StartTimeoutError")
+    (message,) = messages(start_ranks(where, (1, 3), limit=2), "StartTimeoutError")
     if where.kind == "tcp":
-        assert "rank 1 gave up after 1 s: no store at" in message
+        assert "rank 1 gave up after 2 s: no store at" in message
         assert "the process that serves the store did not start" in message
     else:
-        assert "rank 1 gave up after 1 s: rank 0 and rank 2 of 3 ranks did not come" in message
+        assert "rank 1 gave up after 2 s: rank 0 and rank 2 of 3 ranks did not come" in message
 
 
 def test_every_process_reports_a_rank_that_comes_twice(start_ranks, store):
@@ -54,10 +55,11 @@ def test_every_process_reports_two_runs_at_once_with_one_run_id(start_ranks, sto
         assert "rank 0 (at " in message and "more than once" in message and "every run a different run id" in message
 
 
-def test_every_process_reports_a_rank_that_comes_again_within_a_second_of_the_last(start_ranks, tmp_path):
+def test_every_process_reports_a_rank_that_comes_again_just_after_the_last(start_ranks, tmp_path):
     store = Store("file", path=str(tmp_path))
-    (double,) = start_ranks(store, (1, 2), waits={}, go=False)  # With the waits of a cluster.
-    ranks = start_ranks(store, (0, 2), (1, 2), waits={})
+    waits = {(leader, "SETTLE_SECONDS"): 3.0}  # Else a second, of which a busy machine may need most here.
+    (double,) = start_ranks(store, (1, 2), waits=waits, go=False)
+    ranks = start_ranks(store, (0, 2), (1, 2), waits=waits)
     time.sleep(0.3)
     double.go()
     for message in messages([*ranks, double], "ClusterError"):
@@ -67,8 +69,8 @@ def test_every_process_reports_a_rank_that_comes_again_within_a_second_of_the_la
 def test_a_second_process_of_a_rank_that_comes_late_times_out_alone(start_ranks, tmp_path):
     store = Store("file", path=str(tmp_path))
     met(start_ranks(store, (0, 2), (1, 2)))
-    (message,) = messages(start_ranks(store, (1, 2), limit=0.6), "StartTimeoutError")
-    assert "rank 1 gave up after 1 s: rank 0 of 2 ranks did not come" in message
+    (message,) = messages(start_ranks(store, (1, 2), limit=2), "StartTimeoutError")
+    assert "rank 1 gave up after 2 s: rank 0 of 2 ranks did not come" in message
 
 
 def test_a_process_that_comes_after_an_error_reports_it_too(start_ranks):
@@ -87,26 +89,26 @@ def test_ranks_that_disagree_about_their_number_report_what_each_says(start_rank
 
 
 def test_a_folder_that_does_not_exist_is_named(start_ranks, tmp_path):
-    ranks = start_ranks(Store("file", path=str(tmp_path / "no")), (0, 2), (1, 2), limit=0.6)
+    ranks = start_ranks(Store("file", path=str(tmp_path / "no")), (0, 2), (1, 2), limit=2)
     for message in messages(ranks, "StartTimeoutError"):
-        assert f"gave up after 1 s: the folder {tmp_path}/no does not exist" in message
+        assert f"gave up after 2 s: the folder {tmp_path}/no does not exist" in message
 
 
 def test_when_rank_0_dies_the_others_end_within_the_timeout(start_ranks):
     store = Store("tcp", "127.0.0.1", free_port())
-    first, second = start_ranks(store, (0, 3), (1, 3), limit=1.5)
+    first, second = start_ranks(store, (0, 3), (1, 3), limit=4)
     wait_until(lambda: is_listening(store.port))
-    time.sleep(0.3)
+    time.sleep(1.0)
     first.process.kill()
     (message,) = messages([second], "StartTimeoutError")
-    assert "rank 1 gave up after 2 s: no store at 127.0.0.1" in message and "or has ended" in message
+    assert "rank 1 gave up after 4 s: no store at 127.0.0.1" in message and "or has ended" in message
 
 
 @needs_redis
 def test_when_the_redis_server_dies_all_end_within_the_timeout(start_ranks, redis_server):
     server = redis_server(PASSWORD)
     server.start()
-    ranks = start_ranks(server.store, (0, 3), (1, 3), limit=1.5)
+    ranks = start_ranks(server.store, (0, 3), (1, 3), limit=4)
     wait_until(lambda: len(server.keys()) >= 2)
     server.end()
     for message in messages(ranks, "StartTimeoutError"):
@@ -163,8 +165,8 @@ def test_a_redis_server_that_takes_no_entries_is_waited_for_and_named_at_the_lim
     server.start()
     with server.client() as client:
         client.execute_command(*refuse)
-        (message,) = messages(start_ranks(server.store, (0, 2), limit=0.6), "StartTimeoutError")
-        assert f"rank 0 gave up after 1 s: the Redis server at 127.0.0.1:{server.store.port} answers {answer}" in message
+        (message,) = messages(start_ranks(server.store, (0, 2), limit=2), "StartTimeoutError")
+        assert f"rank 0 gave up after 2 s: the Redis server at 127.0.0.1:{server.store.port} answers {answer}" in message
         ranks = start_ranks(server.store, (0, 2), (1, 2))
         time.sleep(0.5)
         client.execute_command(*accept)
@@ -196,7 +198,7 @@ def test_a_port_of_another_run_is_reported(start_ranks):
     store = Store("tcp", "127.0.0.1", free_port())
     start_ranks(store, (0, 2), run_id="another run", limit=20)
     wait_until(lambda: is_listening(store.port))
-    for message in messages(start_ranks(store, (0, 2), (1, 2), run_id="this", limit=0.6), "StartTimeoutError"):
+    for message in messages(start_ranks(store, (0, 2), (1, 2), run_id="this", limit=2), "StartTimeoutError"):
         assert "this is the store of another run" in message
 
 
@@ -205,8 +207,8 @@ def test_a_port_of_another_program_is_reported(start_ranks):
         other.bind(("127.0.0.1", 0))
         other.listen()
         store = Store("tcp", "127.0.0.1", other.getsockname()[1])
-        for message in messages(start_ranks(store, (0, 2), (1, 2), limit=1.2), "StartTimeoutError"):
-            assert f"gave up after 1 s: no store at 127.0.0.1, port {store.port}: " in message
+        for message in messages(start_ranks(store, (0, 2), (1, 2), limit=3), "StartTimeoutError"):
+            assert f"gave up after 3 s: no store at 127.0.0.1, port {store.port}: " in message
 
 
 def test_ranks_at_a_loopback_address_and_ranks_elsewhere_are_an_error(start_ranks, tmp_path):

@@ -1,7 +1,7 @@
 """Programs described by PyTorch's or Paddle's variables alone: the ranks exchange addresses, then train together."""
 
 import pytest
-from rendezvous_here import free_port
+from reserved import free_port
 from tools import needs
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]

@@ -61,7 +61,7 @@ def test_what_is_no_file_of_this_user_is_not_read_and_does_not_block(tmp_path, r
     for name in "bcf":  # A rename replaces them, and does not follow them.
         store.put("leaders", name, "y")
     assert store.get("leaders") == {"a": "x", "b": "y", "c": "y", "f": "y"} and secret.read_text() == "hunter2"
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     store.clear()
     assert store.get("leaders") == {} and secret.exists()
 
@@ -92,7 +92,7 @@ def test_a_fifo_or_a_file_in_place_of_a_folder_does_not_block(tmp_path, run, kin
     for call in (lambda store: store.put("leaders", "a", "x"), lambda store: store.get("leaders")):
         with pytest.raises(StoreUnavailableError, match="cannot be used: Not a directory"):
             call(store_in(tmp_path))
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
 
 
 @needs_root
@@ -141,8 +141,7 @@ def test_two_users_have_two_folders(tmp_path, monkeypatch):
 
 
 def test_a_file_system_that_hangs_does_not_block_beyond_the_timeout(tmp_path, monkeypatch):
-    answers, hung = threading.Event(), threading.active_count()
-    real = folder_module._open_folder
+    answers, real = threading.Event(), folder_module._open_folder
 
     @contextlib.contextmanager
     def hang(*arguments):
@@ -158,11 +157,12 @@ def test_a_file_system_that_hangs_does_not_block_beyond_the_timeout(tmp_path, mo
         begin = time.monotonic()
         with pytest.raises(StoreUnavailableError, match=f"the file system of {tmp_path} does not answer"):
             call()
-        assert time.monotonic() - begin < 3
-    assert threading.active_count() == hung + 1
+        assert time.monotonic() - begin < 15
+    assert [thread.name for thread in threading.enumerate()].count("tfdist-store-call") == 1
     store.clear()
     store.close()
     answers.set()
+    monkeypatch.setattr(bounded, "LAST_SECONDS", 10.0)
     assert store.get("leaders") == {"a": "x"}
 
 

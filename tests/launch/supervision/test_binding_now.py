@@ -78,7 +78,7 @@ def test_the_probe_tells_a_process_that_computes_from_one_that_sleeps(monkeypatc
     try:
         for process in processes.values():
             process.stdout.readline()
-        probe, events, deadline = use_probe.UseProbe(), [], time.monotonic() + 20
+        probe, events, deadline = use_probe.UseProbe(), [], time.monotonic() + 90
         while len(events) < 2:
             assert time.monotonic() < deadline
             events = probe.events({name: process.pid for name, process in processes.items()})
@@ -137,7 +137,7 @@ def test_a_process_that_a_real_quota_holds_is_at_its_quota(monkeypatch, control_
         for process in processes:
             process.stdout.readline()
             (control_group / "cgroup.procs").write_text(str(process.pid))
-        probe, events, deadline = use_probe.UseProbe(), [], time.monotonic() + 30
+        probe, events, deadline = use_probe.UseProbe(), [], time.monotonic() + 90
         while not events or events[0].use.quota_used is None or events[0].use.held < 0.8:
             assert time.monotonic() < deadline, events
             events = probe.events({"worker:1": processes[0].pid})
@@ -234,7 +234,7 @@ def test_status_names_the_ps_and_then_the_worker_that_binds_a_real_job(tmp_path,
     )
 
     def wait_for(resource, needs="resource"):
-        deadline, seen = time.monotonic() + 120, []
+        deadline, seen = time.monotonic() + 240, []
         while time.monotonic() < deadline and process.poll() is None:
             binding = json.loads(state.read_text())["binding"] if state.exists() else None
             if binding is not None:

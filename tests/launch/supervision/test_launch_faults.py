@@ -12,7 +12,7 @@ import sys
 import time
 
 import pytest
-from listening import LISTENS
+from listening import ALL_LISTEN, LISTENS
 from support_paths import PROGRAMS
 
 from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
@@ -36,9 +36,8 @@ TRAINS_FOREVER = """
 """
 
 
-LISTENS_FOREVER = f"""{LISTENS}
+LISTENS_FOREVER = f"""{LISTENS}{ALL_LISTEN}
 if me["type"] == "chief":
-    time.sleep(1)  # Until the launcher has seen that all tasks listen.
     print("training runs", flush=True)
 time.sleep(600)
 """
@@ -133,7 +132,7 @@ def test_a_signal_to_the_launcher_ends_everything_within_ten_seconds(training_jo
 def test_killing_the_launcher_leaves_no_process(training_job):
     job = training_job("sockets")
     job.process.kill()
-    job.wait(5)
+    job.wait()
     assert job.left(within=10) == {}
 
 
@@ -182,15 +181,16 @@ def test_processes_that_a_program_leaves_behind_end_with_the_job(start, script):
 
 
 def test_a_program_that_ignores_sigterm_is_killed(start, script):
-    body = """
+    deaf = """
+        import signal
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if me["type"] == "chief":
-            time.sleep(1)
-            print("deaf now", flush=True)
+    """
+    says_so = """
+        if me["type"] == "chief": print("deaf now", flush=True)
         time.sleep(600)
     """
-    job = start(QUICK, "--cluster", SERVED, script(LISTENS, body))
+    job = start(QUICK, "--cluster", SERVED, script(deaf, LISTENS, ALL_LISTEN, says_so))
     job.wait_for("deaf now")
     sent = time.monotonic()
     job.process.terminate()
@@ -220,14 +220,13 @@ def test_a_program_that_never_calls_strategy_is_an_error(start, script):
 def test_a_program_that_exits_with_a_code_is_the_first_failure_not_its_servers(start, script, read_json):
     body = f"""
         if me["type"] == "chief":
-            time.sleep(1)  # Until the launcher has seen that all tasks listen.
             pathlib.Path("end").touch()
-            time.sleep(0.5)
+            time.sleep(0.1)
             sys.exit(7)
         while not os.path.exists("end"): time.sleep(0.05)
         os._exit({EXIT_CHIEF_FAILED})
     """
-    job = start(QUICK, "--cluster", SERVED, "--summary", "summary.json", script(LISTENS, body))
+    job = start(QUICK, "--cluster", SERVED, "--summary", "summary.json", script(LISTENS, ALL_LISTEN, body))
     assert job.wait() == 7
     assert read_json("summary.json")["failure"] == "chief:0 failed first: it exited with 7"
     assert "chief:0 failed first: it exited with 7" in job.output and job.left() == {}

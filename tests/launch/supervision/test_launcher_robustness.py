@@ -1,15 +1,15 @@
 """The launcher where its surroundings misbehave: disks, left-over processes. Its tasks run without TensorFlow."""
 
+import contextlib
 import os
 import signal
 import stat
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
-from listening import LISTENS
+from listening import ALL_LISTEN, LISTENS
 from processes import parent_of, processes_of
 from support_paths import PROGRAMS
 from waits import wait_until
@@ -45,16 +45,15 @@ def test_what_a_killed_worker_left_behind_cannot_block_the_launcher_and_ends_at_
         os.rename("babbler.new", "babbler")
     time.sleep(600)
     """
-    job = start(QUICK, "--cluster", "job.conf", script(LISTENS, body))
+    job = start(QUICK, "--cluster", "job.conf", script(LISTENS, ALL_LISTEN, body))
     wait_until((tmp_path / "babbler").exists)
-    time.sleep(1)  # Until the launcher has seen that all tasks listen.
     first, babbler = job.pid_of("worker:1"), int((tmp_path / "babbler").read_text())
     os.kill(first, signal.SIGKILL)
     job.wait_for("the task is restarted")
     wait_until(lambda: job.pid_of("worker:1") != first)
     wait_until(lambda: babbler not in processes_of(job.mark))
     job.process.send_signal(signal.SIGINT)
-    assert job.wait(15) == 130
+    assert job.wait() == 130
     assert job.left() == {}
 
 
@@ -68,13 +67,12 @@ def test_a_worker_that_has_not_reached_the_chief_for_long_is_restarted_and_ends_
     """
     body = """
     if name == "worker-1" and not os.path.exists("left"):
-        time.sleep(1.5)  # Until the launcher has seen that all tasks listen.
         pathlib.Path("left").touch()
         os._exit(75)
     if name == "worker-1": pathlib.Path("back").touch()
     while not os.path.exists("back"): time.sleep(0.05)
     """
-    job = start("-c", launcher, "--cluster", "job.conf", script(LISTENS, body))
+    job = start("-c", launcher, "--cluster", "job.conf", script(LISTENS, ALL_LISTEN, body))
     assert job.wait(60) == 0, job.output
     assert "worker:1 ended early: it exited with 75; the training continues, and the task is restarted" in job.output
     assert job.left() == {}
@@ -89,9 +87,9 @@ def test_what_tasks_left_behind_ends_although_the_fork_server_is_killed(quick):
     """)
     job.wait_for("started")
     os.kill(parent_of(job.pid_of("chief:0")), signal.SIGKILL)
-    assert job.wait(15) == 1
+    assert job.wait() == 1
     assert "the parent process of all tasks is gone: it was killed by signal 9" in job.output
-    assert job.left(within=1) == {}
+    assert job.left(within=10) == {}
 
 
 def test_what_tasks_left_behind_ends_although_launcher_and_fork_server_are_killed_at_once(quick):
@@ -104,7 +102,7 @@ def test_what_tasks_left_behind_ends_although_launcher_and_fork_server_are_kille
     job.wait_for("started")
     for pid in (parent_of(job.pid_of("chief:0")), job.process.pid):
         os.kill(pid, signal.SIGKILL)
-    assert job.left(within=5) == {}
+    assert job.left(within=10) == {}
 
 
 def test_secrets_are_in_no_command_line_of_the_job_and_in_no_output(quick, tmp_path):
@@ -122,7 +120,7 @@ def test_secrets_are_in_no_command_line_of_the_job_and_in_no_output(quick, tmp_p
     )
     job.wait_for("has it")
     assert len(processes_of(job.mark)) >= 3 and not any("geheim" in command for command in processes_of(job.mark).values())
-    assert job.wait(20) == 0 and "geheim" not in job.output
+    assert job.wait() == 0 and "geheim" not in job.output
     assert not any("geheim" in path.read_text() for path in tmp_path.glob("tfdist_logs/*/*.log"))
 
 
@@ -134,12 +132,11 @@ def test_a_stopped_task_is_named_when_another_fails_because_of_it(start, script,
     time.sleep(600)
     """
     job = start(QUICK, "--cluster", '{"worker": 2}', script(LISTENS, body))
-    wait_until((tmp_path / "pid-worker-1").exists)
-    time.sleep(1)
+    wait_until((tmp_path / "all-listen").exists)
     os.kill(job.pid_of("worker:1"), signal.SIGSTOP)
     job.wait_for("worker:1 was stopped by SIGSTOP")
     (tmp_path / "fail").touch()
-    assert job.wait(20) == 1
+    assert job.wait() == 1
     assert "worker:1 was stopped by SIGSTOP, and worker:0 could not go on without it: it exited with 1" in job.output
     assert job.left() == {}
 
@@ -160,7 +157,7 @@ def test_a_log_folder_that_is_used_again_keeps_the_earlier_logs_and_reports_only
     assert third.wait() == 2
     assert third.output == "tfdist: --log_dir: another launcher writes to logs now; name another folder\n"
     second.process.terminate()
-    assert second.wait(15) == 143
+    assert second.wait() == 143
     assert (tmp_path / "logs" / "chief-0.log").read_text() == "two\n"
     (earlier,) = (tmp_path / "logs").glob("earlier-*/chief-0.log")
     assert earlier.read_text() == "one\n" and f"are in {earlier.parent.relative_to(tmp_path)} now" in second.output
@@ -210,16 +207,24 @@ def test_the_end_of_a_job_waits_for_no_task_that_has_ended():
     assert waits == [5.0]
 
 
+def open_in(folder):
+    """Returns the files and folders below a folder that this process has open."""
+    found = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # That of the list, and those of other threads.
+            found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return sorted(path for path in found if path.startswith(str(folder)))
+
+
 def test_another_attempt_leaves_no_folder_and_no_descriptor_of_the_one_before(tmp_path, monkeypatch):
     monkeypatch.setattr(log_folder, "MEMORY", tmp_path)
-    before = os.listdir("/proc/self/fd")
     folder = log_folder.LogFolder(str(tmp_path / "logs"), print)
-    during = os.listdir("/proc/self/fd")
+    during = len(open_in(tmp_path))
     for _ in range(3):
         assert folder.new_report_dir() == next(tmp_path.glob("tfdist-report-*"))
-        assert os.listdir("/proc/self/fd") == during
+        assert len(open_in(tmp_path)) == during
     folder.close()
-    assert os.listdir("/proc/self/fd") == before
+    assert during > 0 and open_in(tmp_path) == []
 
 
 def test_launchers_with_one_process_id_that_start_in_the_same_second_have_log_folders_of_their_own(tmp_path, monkeypatch):
@@ -248,9 +253,9 @@ def test_a_log_folder_that_cannot_be_written_is_one_line_and_exit_code_2(quick, 
 def test_what_a_task_prints_is_shown_line_by_line(quick, tmp_path):
     body = "import time\nprint('line 1')\nwhile not os.path.exists('go'): time.sleep(0.05)"
     job = quick(body, environment={"PYTHONUNBUFFERED": ""})
-    job.wait_for("chief:0 | line 1", 20)
+    job.wait_for("chief:0 | line 1")
     (tmp_path / "go").touch()
-    assert job.wait(20) == 0
+    assert job.wait() == 0
 
 
 def test_tasks_run_with_the_options_of_the_launchers_python(start, script):
@@ -263,7 +268,7 @@ def test_tasks_run_with_the_options_of_the_launchers_python(start, script):
 
 def test_a_program_that_closes_its_output_at_its_end_has_succeeded(quick):
     body = "import sys\nsys.stdout = open('log', 'w')\nprint('done')\nsys.stdout.close()"
-    assert quick(body, "--max_restarts", "1").wait(20) == 0
+    assert quick(body, "--max_restarts", "1").wait() == 0
 
 
 EARLY = """
@@ -279,14 +284,14 @@ def test_a_signal_right_before_the_pause_between_two_attempts_ends_the_job_with_
     (tmp_path / "early.py").write_text(EARLY)
     command = [str(tmp_path / "early.py"), QUICK, "--tier", "BASIC", "--max_restarts", "2", "--summary", "summary.json"]
     job = start(*command, script("import sys\nsys.exit(3)"))
-    assert job.wait(20) == 128 + signal.SIGTERM
+    assert job.wait() == 128 + signal.SIGTERM
     summary = read_json("summary.json")
     assert (summary["exit_code"], summary["failure"]) == (128 + signal.SIGTERM, "ended by SIGTERM")
 
 
 def test_what_a_program_gives_to_exit_is_shown(quick):
     job = quick("import sys\nsys.exit(ValueError('no such data'))")
-    assert job.wait(20) == 1 and "chief:0 | no such data" in job.output
+    assert job.wait() == 1 and "chief:0 | no such data" in job.output
 
 
 def test_a_job_that_nohup_starts_outlives_its_terminal(script, tmp_path):
@@ -298,7 +303,7 @@ def test_a_job_that_nohup_starts_outlives_its_terminal(script, tmp_path):
         wait_until(lambda: b"runs" in (tmp_path / "output").read_bytes())
         job.send_signal(signal.SIGHUP)
         (tmp_path / "go").touch()
-        assert job.wait(20) == 0, (tmp_path / "output").read_text()
+        assert job.wait(60) == 0, (tmp_path / "output").read_text()
     finally:
         job.kill()
         job.wait(10)
@@ -307,14 +312,14 @@ def test_a_job_that_nohup_starts_outlives_its_terminal(script, tmp_path):
 def test_a_task_that_cannot_be_started_fails_the_job_with_the_reason(quick):
     # The launcher needs one more file for the task than it may open.
     job = quick("print('one')", environment={"TFDIST_TEST_FILES": "1"})
-    assert job.wait(30) == 1
+    assert job.wait() == 1
     assert "chief:0 failed first: it could not be started: [Errno 24] Too many open files" in job.output
     assert job.left() == {}
 
 
 def test_a_launcher_that_may_open_no_files_for_its_tasks_says_so_in_one_line(quick):
     job = quick("print('one')", environment={"TFDIST_TEST_FILES": "0"})
-    assert job.wait(30) == 2
+    assert job.wait() == 2
     assert job.output.startswith("tfdist: the tasks cannot be started: [Errno 24] Too many open files")
     assert len(job.output.splitlines()) == 1
     assert job.left() == {}
@@ -322,7 +327,7 @@ def test_a_launcher_that_may_open_no_files_for_its_tasks_says_so_in_one_line(qui
 
 def test_a_task_that_crashes_ends_its_log_with_its_python_stack(quick, tmp_path):
     job = quick("import ctypes\ndef crash():\n    ctypes.string_at(0)\ncrash()\n")
-    assert job.wait(30) == 128 + signal.SIGSEGV
+    assert job.wait() == 128 + signal.SIGSEGV
     assert "chief:0 failed first: it was killed by SIGSEGV" in job.output
     (log,) = tmp_path.glob("tfdist_logs/*/chief-0.log")
     assert "Fatal Python error: Segmentation fault" in log.read_text() and " in crash\n" in log.read_text()
@@ -331,6 +336,6 @@ def test_a_task_that_crashes_ends_its_log_with_its_python_stack(quick, tmp_path)
 
 def test_the_fork_server_says_why_it_failed(quick):
     job = quick("print('one')", environment={"TFDIST_TEST_FAULT": "1"})
-    assert job.wait(30) == 1
+    assert job.wait() == 1
     assert "the parent process of all tasks is gone: RuntimeError: a fault of this test" in job.output
     assert job.left() == {}

@@ -97,11 +97,11 @@ def test_a_job_whose_progress_is_gone_is_not_taken_for_one_that_makes_no_step_an
     pathlib.Path(path).write_text(json.dumps({"phase": "fit", "epoch": 1, "epochs": 2, "step": 3, "batches": 3}))
     time.sleep(1.5)  # The launcher has read it.
     shutil.rmtree(os.path.dirname(path))
-    time.sleep(4)
+    time.sleep(6)
     pathlib.Path(os.environ["TFDIST_REPORT"]).write_text('{"steps": 9}')
     """
     quick = str(PROGRAMS / "quick_launcher.py")
-    job = start(quick, "--tier", "BASIC", "--step_timeout", "2", "--summary", "summary.json", script(body))
+    job = start(quick, "--tier", "BASIC", "--step_timeout", "4", "--summary", "summary.json", script(body))
     assert job.wait(60) == 0, job.output
     assert read_json("summary.json")["steps"] == 9
     assert job.left() == {}

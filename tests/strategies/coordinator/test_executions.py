@@ -1,7 +1,6 @@
 """Executions have owners and states: nobody takes the results of others, and what is cancelled does not run."""
 
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -148,13 +147,14 @@ def test_what_has_finished_before_an_error_stays_with_its_owner(coordinator, exe
 
 
 def test_what_finishes_while_an_error_waits_for_it_stays_with_its_owner(coordinator, executions):
-    slow = executions.schedule(lambda group: time.sleep(0.2) or 7, "fit")
+    runs, error = threading.Event(), threading.Event()
+    slow = executions.schedule(lambda group: (runs.set(), error.wait(60), 7)[-1], "fit")
     thread = threading.Thread(target=coordinator.call, args=(0,))
     thread.start()
-    while slow.state is not State.RUNNING:
-        time.sleep(0.01)
+    assert runs.wait(10)
     executions.schedule(fails, "fit")
     coordinator.call(1, group=1)
+    threading.Timer(0.2, error.set).start()
     with pytest.raises(ValueError, match="of a step"):
         executions.wait_until_idle()
     assert executions.wait_for_any("fit") is slow and slow.result == 7

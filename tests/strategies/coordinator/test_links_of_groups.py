@@ -203,8 +203,8 @@ def test_a_call_that_takes_long_for_another_reason_goes_on(cluster, hanging, why
     cluster.cut += [{WORKERS[0]}] if why == "it is busy" else []  # It does not even get its own value.
     cluster.answers -= {PS[0]} if why == "ps stopped" else set()
     for _ in range(20):
-        cluster.links.look(0, seconds=0.05)
-        time.sleep(0.01)
+        cluster.links.look(0, seconds=0.5)
+        time.sleep(0.05)
     assert not cluster.links.groups and cluster.membership.live == {0, 1}
 
 

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
+from reserved import free_port
 from support_paths import PROGRAMS
 from tensorflow.core.protobuf import tensorflow_server_pb2
+from waits import wait_until
 
 from tfdist.cluster import Task
 from tfdist.strategies.coordinator.members import call_gate, probe, recovery, server_recovery
@@ -271,7 +273,7 @@ def test_soon_after_a_ps_is_back_a_worker_that_is_lost_is_noticed_at_once(monkey
 
 @pytest.fixture
 def listener():
-    with socket.create_server(("localhost", 0)) as listener:
+    with socket.create_server(("localhost", free_port())) as listener:
         yield listener
 
 
@@ -291,7 +293,7 @@ def test_a_task_answers_if_it_sends_what_http_2_servers_send_first(listener):
         thread.join(10)
     begin = time.monotonic()
     assert probe.answering([task], Deadline.after(0.2)) == set()  # The kernel accepts for a process that is stopped.
-    assert time.monotonic() - begin < 1.5
+    assert time.monotonic() - begin < 15  # Else for ever.
     listener.close()
     assert probe.answering([task], Deadline.after(1.0)) == set()
 
@@ -306,4 +308,4 @@ def test_connections_to_a_task_are_shut_down_and_no_others(listener):
             assert accepted.recv(1) == b""
             here.sendall(b"1")
             assert kept.recv(1) == b"1"
-            assert len(os.listdir("/proc/self/fd")) == descriptors
+            wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)  # Other threads may open some for a moment.

@@ -5,6 +5,7 @@ import socket
 
 import pytest
 import tensorflow as tf
+from reserved import free_port
 
 from tfdist.cluster import Task
 from tfdist.strategies.data_parallel import lost_tasks
@@ -115,8 +116,8 @@ def test_all_look_at_the_first_task_because_without_it_nobody_tells_them(monkeyp
 
 
 def test_what_is_found_at_an_address():
-    with socket.create_server(("localhost", 0)) as listener:
-        task = Task("worker", 1, "localhost", listener.getsockname()[1])
+    task = Task("worker", 1, "localhost", free_port())
+    with socket.create_server((task.host, task.port)) as listener:
         assert reach(task, Deadline.after(0.2)) is MUTE
         with contextlib.closing(listener.accept()[0]):
             pass

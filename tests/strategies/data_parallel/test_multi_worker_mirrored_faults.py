@@ -39,7 +39,7 @@ def test_a_killed_worker_ends_the_job_and_is_named(launched):
     job = launched("    FAILS = False" + TRAINS_FOR_EVER)
     job.wait_for("training runs")
     os.kill(job.pid_of("worker:1"), signal.SIGKILL)
-    assert job.wait(20) == 128 + signal.SIGKILL
+    assert job.wait(60) == 128 + signal.SIGKILL
     assert "tfdist: worker:1 failed first: it was killed by SIGKILL" in job.output
     assert job.left() == {}
 
@@ -79,7 +79,7 @@ def test_a_signal_to_the_launcher_ends_tasks_that_tensorflow_makes_deaf_to_it(la
     job = launched("    FAILS = False" + TRAINS_FOR_EVER)
     job.wait_for("training runs")
     job.process.send_signal(signal.SIGTERM)
-    assert job.wait(20) == 128 + signal.SIGTERM
+    assert job.wait(60) == 128 + signal.SIGTERM
     assert job.left() == {}
 
 
@@ -92,11 +92,11 @@ def test_the_launcher_names_a_task_that_does_not_come_up(launched):
 
 
 def test_without_a_launcher_a_missing_task_is_named_and_the_process_ends(start, script):
-    addresses = [f"localhost:{port}" for port in (27191, 27192)]
-    config = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 0}})
-    job = start(script("    import tfdist\n    tfdist.strategy(start_timeout=5)"), environment={"TF_CONFIG": config})
+    environment = configs(worker=2)["worker", 0]
+    job = start(script("    import tfdist\n    tfdist.strategy(start_timeout=5)"), environment=environment)
     assert job.wait() == 1
-    assert f"gave up after 5 s: no answer from worker:1 ({addresses[1]})" in job.output
+    address = json.loads(environment["TF_CONFIG"])["cluster"]["worker"][1]
+    assert f"gave up after 5 s: no answer from worker:1 ({address})" in job.output
 
 
 CONTINUES = """
@@ -127,12 +127,11 @@ def test_by_hand_a_worker_that_is_back_waits_until_the_others_are_started_again(
     first, lost = begin(0), begin(1)
     first.wait_for("epoch 3")
     os.kill(lost.process.pid, signal.SIGKILL)
-    lost.wait(10)
+    lost.wait(60)
     back = begin(1)
-    back.wait_for("waiting 1 s for worker:0")
-    assert "a training that has begun without this task still answers at the address of worker:0" in back.output
+    back.wait_for("a training that has begun without this task still answers at the address of worker:0")
     (tmp_path / "go").touch()
-    assert first.wait(30) == 1
+    assert first.wait(60) == 1
     assert (
         f"TaskLostError: lost worker:1 ({address}): ended, or started again; the training cannot go on: start the"
         in first.output

@@ -255,12 +255,12 @@ def test_a_task_that_finds_the_first_one_lost_when_it_calls_something_says_so():
 
 
 def test_a_long_execution_looks_at_the_others_and_a_short_one_does_not(monkeypatch):
-    monkeypatch.setattr(same_calls, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(same_calls, "LOOK_SECONDS", 1.0)
     looked = threading.Event()
     calls = same_calls_of("worker:1", NAMES, LocalBoard(), look_around=lambda: bool(looked.set()))
     with calls.executing():
         pass
-    assert not looked.wait(0.5)
+    assert not looked.wait(1.5)
     with calls.executing():
         assert looked.wait(20)
     calls.end()

@@ -133,12 +133,12 @@ def test_a_group_that_does_not_answer_in_time_is_lost(monkeypatch, caplog):
 
 
 def test_a_group_that_takes_long_is_asked_for_an_answer_and_not_waited_for_without_one(monkeypatch):
-    monkeypatch.setattr(collector, "ASK_SECONDS", 0.05)
+    monkeypatch.setattr(collector, "ANSWER_SECONDS", 120.0)
     asked, lost, ended = [], [], threading.Event()
 
     def flush(block, group, is_over):
         if group == 1:
-            assert ended.wait(10)
+            assert ended.wait(60)
             raise tf.errors.UnavailableError(None, None, "its connection was shut down")
         return tf.zeros([2])
 
@@ -149,11 +149,11 @@ def test_a_group_that_takes_long_is_asked_for_an_answer_and_not_waited_for_witho
 
     begin = time.monotonic()
     assert answers_of(Collector(flush, lost.append, lambda block: None, give_up), Block(Kind.OWN), [0, 1]).keys() == {0}
-    assert asked == [[1], [1]] and lost == [1] and time.monotonic() - begin < 5  # Of ANSWER_SECONDS.
+    assert asked == [[1], [1]] and lost == [1] and time.monotonic() - begin < 60  # Of ANSWER_SECONDS.
 
 
 def test_the_time_for_which_another_thread_traces_does_not_count(monkeypatch):
-    monkeypatch.setattr(collector, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(collector, "ANSWER_SECONDS", 1.0)
     lost = []
 
     def flush(block, group, is_over):
@@ -167,7 +167,7 @@ def test_the_time_for_which_another_thread_traces_does_not_count(monkeypatch):
     thread = threading.Thread(target=ask)
     with tracing_lock:
         thread.start()
-        time.sleep(0.5)
+        time.sleep(1.5)
     thread.join(10)
     assert lost == [] and answers.keys() == {0, 1}
 
@@ -270,6 +270,7 @@ def test_after_the_end_of_a_collection_no_flush_begins(ends, monkeypatch):
         return tf.zeros([2])
 
     def give_up(groups):
+        assert begun.wait(60)
         if ends == "by Ctrl-C":
             raise KeyboardInterrupt
 

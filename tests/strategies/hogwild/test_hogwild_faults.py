@@ -54,7 +54,7 @@ TRAINS = """
 OUTER = {"outer": "nesterov", "fragments": 2}
 
 
-MOST_SECONDS = 8.0
+MOST_SECONDS = 12.0
 """How long the others may pause while a worker is stopped: see test_by_hand_faults.py."""
 
 
@@ -73,7 +73,7 @@ def cluster(start, script, tmp_path, monkeypatch, request):
 def test_training_continues_without_a_killed_worker_and_takes_it_back(cluster, tmp_path):
     jobs, again = cluster
     os.kill(jobs["worker", 1].process.pid, signal.SIGKILL)
-    jobs["worker", 1].wait(10)
+    jobs["worker", 1].wait(60)
     jobs["chief", 0].wait_for("change 2: 1 training\n")
     back = again(("worker", 1))
     jobs["chief", 0].wait_for("change 3: 2 training")
@@ -82,7 +82,7 @@ def test_training_continues_without_a_killed_worker_and_takes_it_back(cluster, t
     (tmp_path / "end").touch()
     jobs["chief", 0].wait_for("finished finite")
     assert jobs["chief", 0].wait(60) == 0
-    assert back.wait(30) == 0
+    assert back.wait(60) == 0
 
 
 def test_a_stopped_worker_delays_no_other(cluster, tmp_path):
@@ -97,7 +97,7 @@ def test_a_stopped_worker_delays_no_other(cluster, tmp_path):
     (tmp_path / "end").touch()
     jobs["chief", 0].wait_for("finished finite")
     assert jobs["chief", 0].wait(60) == 0
-    assert jobs["worker", 1].wait(30) == 0
+    assert jobs["worker", 1].wait(60) == 0
 
 
 PROGRAM = str(PROGRAMS / "hogwild_killed.py")
@@ -114,7 +114,7 @@ main()
 def killed(folder, run_python, task, tasks):
     """Runs a program that kills a task of such a cluster; returns the output, and what the program has found."""
     command = ("-m", "tfdist.launch", "--cluster", json.dumps(tasks), *OPTIONS, PROGRAM, "--", task, "results.json")
-    code, output = run_python(folder, *command, timeout=150), (folder / "output.txt").read_text()
+    code, output = run_python(folder, *command, timeout=400), (folder / "output.txt").read_text()
     assert code == 0, output
     return output, json.loads((folder / "results.json").read_text())
 
@@ -206,4 +206,4 @@ def test_a_worker_of_a_plain_program_is_started_again(start, script, small_clust
     job.wait_for("2 of 2 worker groups train", after="is restarted")
     (tmp_path / "end").touch()
     assert job.wait(60) == 0, job.output
-    assert job.left(within=5) == {}
+    assert job.left(within=10) == {}

@@ -12,7 +12,7 @@ from tfdist.strategies.inputs import iterator_release
 
 pytestmark = pytest.mark.slow
 
-SECONDS = 10
+SECONDS = 30
 
 
 def distributed(dataset):
@@ -63,16 +63,16 @@ reading, may_go_on = threading.Event(), threading.Event()
 def numbers():
     yield 0
     reading.set()
-    may_go_on.wait(20)
+    may_go_on.wait(60)
     yield 1
 
 left = [iter(tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([])).batch(1).prefetch(2))]
 next(left[0])
-assert reading.wait(10)
+assert reading.wait(30)
 atexit._run_exitfuncs()
 drops = threading.Thread(target=left.clear, daemon=True)
 drops.start()
-drops.join(5)
+drops.join(20)
 os._exit(1 if drops.is_alive() else 0)
 """
 
@@ -80,4 +80,4 @@ os._exit(1 if drops.is_alive() else 0)
 def test_the_end_of_a_program_waits_for_no_iterator_that_the_program_has_left(run_python, tmp_path):
     """The launcher drops what a program has left after its exit functions have run."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    assert run_python(tmp_path, "program.py", timeout=60) == 0
+    assert run_python(tmp_path, "program.py", timeout=120) == 0

@@ -4,7 +4,7 @@ import contextlib
 import json
 
 import pytest
-from by_hand import free_ports
+from reserved import free_ports
 
 from tfdist.step_order import APART, StepOrder
 from tfdist.strategies.parameter_server.turns import MEASURED, REPEAT, SETTLE, TRIED, Turns

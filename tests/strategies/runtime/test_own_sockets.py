@@ -5,9 +5,9 @@ import platform
 import re
 import socket
 import sys
-import time
 
 import pytest
+from waits import wait_until
 
 from tfdist.strategies.runtime.own_sockets import REPEAT_MILLISECONDS, TCP_RTO_MAX_MS, keep_connections, own_sockets
 
@@ -29,14 +29,9 @@ def test_connections_between_tasks_are_kept_for_longer_and_no_others():
             both = [(accepted, client), (client_of_other, accepted_by_other)]
             return [[each.getsockopt(socket.IPPROTO_TCP, name) for each in pair] for pair in both]
 
-        expected = [[77_000, 77_000], [0, 0]]
-        latest = time.monotonic() + 10
-        while limits(socket.TCP_USER_TIMEOUT) != expected and time.monotonic() < latest:
-            time.sleep(0.005)
-        assert limits(socket.TCP_USER_TIMEOUT) == expected
+        wait_until(lambda: limits(socket.TCP_USER_TIMEOUT) == [[77_000, 77_000], [0, 0]])
         if tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= (6, 15):
-            time.sleep(0.05)  # It is set just after the other.
-            assert limits(TCP_RTO_MAX_MS) == [[REPEAT_MILLISECONDS] * 2, [120_000] * 2]
+            wait_until(lambda: limits(TCP_RTO_MAX_MS) == [[REPEAT_MILLISECONDS] * 2, [120_000] * 2])  # Just after the other.
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the sockets of a process")

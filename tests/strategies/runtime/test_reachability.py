@@ -9,17 +9,18 @@ import sys
 import threading
 
 import pytest
+from reserved import free_network, free_ports
 from ssh_here import namespace
 from tools import needs
 
 from tfdist.cluster import Cluster, Task
-from tfdist.strategies.runtime import reachability
+from tfdist.strategies.runtime import peers, reachability
 from tfdist.strategies.runtime.each_other import wait_for_each_other
 from tfdist.strategies.runtime.peers import StartTimeoutError
 
 pytestmark = pytest.mark.slow
 
-NUMBER = 83
+NUMBER = free_network()
 """Of the network between this machine and the other: 10.NUMBER.7.0/24."""
 
 CONNECT = """
@@ -37,7 +38,7 @@ SERVERS = """
     strategy = tfdist.strategy("small.yaml")
     addresses = strategy._cluster_resolver.cluster_spec().as_dict()
     print(*[address.rpartition(":")[2] for job in ("chief", "worker", "ps") for address in addresses[job][:1]], "are the ports", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -46,7 +47,7 @@ def other_machine():
     """Yields a function that connects from another machine: the words `PORT reached`, or `PORT` and an error."""
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
-    name = f"tfd{os.getpid()}83"
+    name = f"tfd{os.getpid()}{NUMBER}"
 
     def connect(*ports):
         command = ["ip", "netns", "exec", name, sys.executable, "-c", CONNECT, f"10.{NUMBER}.7.1", *map(str, ports)]
@@ -82,24 +83,28 @@ def test_only_this_machine_reaches_a_port_with_the_filter_under_each_of_its_addr
 @needs("namespaces")
 def test_other_machines_do_not_reach_tasks_that_wait_for_each_other(other_machine):
     """As those of multi_worker_mirrored do before TensorFlow listens."""
-    with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as another:
-        ports = [each.getsockname()[1] for each in (one, another)]
+    ports = free_ports(2)
     here = [Task("worker", index, "localhost", port) for index, port in enumerate(ports)]
     apart = [Task("worker", 0, "localhost", ports[1]), Task("worker", 1, f"10.{NUMBER}.7.9", ports[1])]
     found = []
 
     def wait(tasks):
         with contextlib.suppress(StartTimeoutError):
-            wait_for_each_other(tasks[0], tasks, 8.0, found.append)
+            wait_for_each_other(tasks[0], tasks, 60.0, found.append)
 
     threads = [threading.Thread(target=wait, args=(tasks,)) for tasks in (here, apart)]
     for thread in threads:
         thread.start()
-    while not all("reached" in line for line in from_here(*ports)):
-        pass
-    assert other_machine(*ports) == [f"{ports[0]} TimeoutError", f"{ports[1]} reached"]
-    for thread in threads:
-        thread.join(30)
+    missing = [tasks[1] for tasks in (here, apart)]
+    try:
+        while not all("reached" in line for line in from_here(*ports)):
+            pass
+        assert other_machine(*ports) == [f"{ports[0]} TimeoutError", f"{ports[1]} reached"]
+    finally:
+        peers.note_failures(missing, "the test is over")
+        for thread in threads:
+            thread.join(30)
+        peers.note_failures(missing, None)
 
 
 @pytest.mark.cluster

@@ -40,10 +40,10 @@ def task(monkeypatch):
 
 
 def test_an_address_that_does_not_answer_does_not_hide_the_next(task):
-    begin = time.monotonic()
-    with connect(task(SILENT, SILENT, SILENT, SERVES), Deadline.after(5.0)) as connection:
+    deadline = Deadline.after(60.0)
+    with connect(task(SILENT, SILENT, SILENT, SERVES), deadline) as connection:
         assert connection.getpeername()[0] == SERVES and connection.gettimeout() is None
-    assert time.monotonic() - begin < 2.0
+    assert deadline.remaining() > 30.0
 
 
 def test_an_address_that_refuses_does_not_hide_the_next(task):
@@ -53,8 +53,8 @@ def test_an_address_that_refuses_does_not_hide_the_next(task):
 def test_the_deadline_holds_for_all_addresses_together(task):
     begin = time.monotonic()
     with pytest.raises(TimeoutError):
-        connect(task(SILENT, SILENT, SILENT), Deadline.after(0.5))
-    assert 0.4 < time.monotonic() - begin < 1.4
+        connect(task(*[SILENT] * 30), Deadline.after(0.5))
+    assert 0.4 < time.monotonic() - begin < 10  # For each of them: 15 s.
 
 
 def test_a_machine_that_refuses_is_there(task):
@@ -62,7 +62,7 @@ def test_a_machine_that_refuses_is_there(task):
         connect(task(CLOSED, SILENT), Deadline.after(0.5))
     assert reach(task(CLOSED, SILENT), Deadline.after(0.5)) is Reach.CLOSED
     assert reach(task(SILENT), Deadline.after(0.5)) is Reach.SILENT
-    assert reach(task(SILENT, SILENT, SERVES), Deadline.after(1.0)) is Reach.MUTE  # It accepts and says nothing.
+    assert reach(task(SILENT, SILENT, SERVES), Deadline.after(3.0)) is Reach.MUTE  # It accepts and says nothing.
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -76,9 +76,9 @@ def test_a_task_is_reached_where_it_was_while_the_name_server_gives_no_answer(ta
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr(task_address.socket, "getaddrinfo", fails)
-    begin = time.monotonic()
-    connect(known, Deadline.after(5.0)).close()
-    assert time.monotonic() - begin < 4.0
+    deadline = Deadline.after(60.0)
+    connect(known, deadline).close()
+    assert deadline.remaining() > 30.0
     answers.set()
     with pytest.raises(socket.gaierror, match="Temporary"):
         connect(Task("worker", 1, "another", 1), Deadline.after(1.0))
@@ -87,5 +87,6 @@ def test_a_task_is_reached_where_it_was_while_the_name_server_gives_no_answer(ta
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(task_address.socket, "getaddrinfo", has_none)
+    monkeypatch.setattr(task_address, "LOOK_UP_SECONDS", 30.0)  # It answers.
     with pytest.raises(socket.gaierror, match="not known"):
         connect(known, Deadline.after(5.0))

@@ -12,11 +12,15 @@ import socket
 import sys
 import time
 import unittest
+from pathlib import Path
 
 from tensorflow.python.distribute.coordinator import cluster_coordinator, fault_tolerance_test_base
 from tensorflow.python.training import coordinator as thread_coordinator
 
 import tfdist
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from reserved import free_ports
 
 
 class Servers:
@@ -24,10 +28,7 @@ class Servers:
 
     def __init__(self, workers, ps):
         jobs = {"chief": 1, "worker": workers, "ps": ps}
-        held = [socket.create_server(("localhost", 0)) for _ in range(sum(jobs.values()))]
-        ports = [each.getsockname()[1] for each in held]
-        for each in held:
-            each.close()
+        ports = free_ports(sum(jobs.values()))
         self.cluster = {job: [f"localhost:{ports.pop()}" for _ in range(count)] for job, count in jobs.items()}
         self._pids = {}
         ours, theirs = socket.socketpair()

@@ -5,6 +5,9 @@ Python of its own, as the fork server of users is; likewise with the next two.
 
 TFDIST_TEST_FILES=1 lets the launcher open no further file once the fork server has started, and 0 none for it. TFDIST_TEST_FAULT=1 makes the fork
 server fail. TFDIST_TEST_STOPPED is how many seconds a task may stay stopped.
+
+When the launcher knows that all tasks listen, it makes the file `all-listen` in its folder, for programs that wait for it: see
+`listening.py`.
 """
 
 import atexit
@@ -14,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 from tfdist.launch.backends.local import fork_server, processes
 
@@ -82,6 +86,22 @@ def _become_fork_server(arguments, environ, owners, standard):
         os._exit(0)
 
 
+def say_when_all_listen():
+    """Makes the file for programs that wait until the launcher takes them for started; another attempt begins without it."""
+    ready, listening, file = Startup.ready, Startup.listening, Path("all-listen").absolute()
+
+    def forgets(startup, cluster):
+        file.unlink(missing_ok=True)
+        ready(startup, cluster)
+
+    def says(startup, name):
+        listening(startup, name)
+        if not startup.missing:
+            file.touch()
+
+    Startup.ready, Startup.listening = forgets, says
+
+
 def make_quick():
     processes.subprocess = type(sys)("subprocess")
     processes.subprocess.__dict__.update(vars(subprocess), Popen=QuickPopen)
@@ -90,7 +110,9 @@ def make_quick():
 if __name__ == "__main__":
     from tfdist.launch.commands import cli  # An agent does not need it.
     from tfdist.launch.supervision import supervisor
+    from tfdist.launch.supervision.startup import Startup
 
     make_quick()
+    say_when_all_listen()
     supervisor.STOPPED_SECONDS = float(os.environ.get("TFDIST_TEST_STOPPED", supervisor.STOPPED_SECONDS))
     cli.main()
