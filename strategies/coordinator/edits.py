@@ -34,7 +34,7 @@ class Edits:
         """Waits for the executions in flight: the program is about to assign a weight, on the chief.
 
         Args:
-            name: that of the weight.
+            name: that of the weight, or its path.
         """
         if not len(self._executions):
             return

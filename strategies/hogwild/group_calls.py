@@ -328,7 +328,7 @@ class GroupCalls:
                 )
             for variable in held:
                 weights[id(variable)] = variable
-                variable.keras_constraint = weight.constraint
+                variable.keras_constraint, variable.path = weight.constraint, weight.path
         floating = [v for v in weights.values() if v.dtype.is_floating]
         self._trained = {id(v) for weight in self._model.trainable_weights for v in local_variables(weight._value)}
         active = [v for v in floating if id(v) in self._trained - overwritten]

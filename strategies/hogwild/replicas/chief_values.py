@@ -98,7 +98,7 @@ class ChiefValues:
     def assigning(self, variable: LocalVariable) -> Iterator[None]:
         """Surrounds an assignment to the chief's variable. `publish` gives the new value to the groups."""
         if self._is_trained(variable) and not variable.block.assigned:
-            self._replicas.edits.before_assignment(variable.name)
+            self._replicas.edits.before_assignment(variable.path)
         self._refresh(variable)
         yield
         variable.restored, variable.restored_outer = {}, {}

@@ -91,6 +91,7 @@ class LocalVariable(VariableBase):
         is_slot: whether it is a slot of an optimizer, with floating-point numbers.
         is_nonnegative: whether groups take the mean of it and it had no negative value at first, see nonnegatives.py.
         moved: how far the program has moved a counter by assigning it.
+        path: that of the Keras variable which has it, if a step of its model has been traced; else its name.
     """
 
     def __init__(self, strategy: Any, next_creator: Any, column: int | None = None, **kwargs: Any) -> None:
@@ -120,6 +121,7 @@ class LocalVariable(VariableBase):
         self._handle_name = f"{name}:0"
         self._unique_id = f"local_{self.replica.name}"
         self.keras_constraint: Callable[[Any], Any] | None = None
+        self.path = name
 
     # In a function that a group runs.
 

@@ -18,7 +18,7 @@ from tfdist.strategies.hogwild.synchronization.outer_optimizers import Average
 class Variable:
     """What a block and the chief need of a `LocalVariable` of one number."""
 
-    dtype, shape, replica, name = tf.float32, tf.TensorShape([]), None, "weight:0"
+    dtype, shape, replica, path = tf.float32, tf.TensorShape([]), None, "dense/weight"
 
     def __init__(self, value, kind=Kind.SYNCHRONIZED):
         self.value, self.kind, self.version = np.float32(value), kind, 0
@@ -180,7 +180,7 @@ def test_a_callback_that_computes_weights_from_what_it_reads_loses_what_groups_h
     chief.refresh(weight)
     assert weight.value == 1.25 and not caplog.records
     assign(chief, weight, weight.value)
-    assert "reads and assigns weight within an epoch" in caplog.text
+    assert "reads and assigns dense/weight within an epoch" in caplog.text
     chief.publish()
     for has_begun in (True, False):
         ahead.train(has_begun)
