@@ -4,29 +4,17 @@ import logging
 import threading
 
 import pytest
+from running import Running
 
 from tfdist.strategies.coordinator.edits import Edits
 from tfdist.strategies.keras_hooks.replicas import warned
-
-
-class Running:
-    """Executions in flight, and how many of which the results were taken."""
-
-    def __init__(self):
-        self.count, self.taken = 2, 0
-
-    def __len__(self):
-        return self.count
-
-    def wait_until_idle(self):
-        self.count = 0
 
 
 @pytest.fixture
 def running(monkeypatch, caplog):
     monkeypatch.setattr(warned, "_given", set())
     caplog.set_level(logging.WARNING)
-    return Running()
+    return Running(2)
 
 
 def test_reads_wait_after_a_weight_was_read_and_assigned_between_two_steps(running, caplog):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
+from running import Running
 
 from tfdist.strategies.coordinator.calls.tracing import tracing_lock
 from tfdist.strategies.coordinator.edits import Edits
@@ -142,19 +143,6 @@ def test_groups_keep_their_own_slots_when_another_variable_of_the_block_is_assig
     chief.publish()
     assert slot.restored == {0: 2.0, 1: 4.0} and assigned.restored == {}
     assert block.values.tolist() == [7.0, 3.0 if is_dirty else 0.0] and not block.assigned
-
-
-class Running:
-    """What is in flight of a strategy."""
-
-    def __init__(self):
-        self.count, self.taken = 0, 0
-
-    def __len__(self):
-        return self.count
-
-    def wait_until_idle(self):
-        self.count = 0
 
 
 @pytest.fixture
