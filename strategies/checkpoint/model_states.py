@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfdist.strategies.checkpoint.strategy_state import storable
 from tfdist.strategies.keras_hooks import global_seed
+from tfdist.strategies.keras_hooks.held_optimizers import adopt_optimizer, held_optimizers, with_inner
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, hooks_of
-from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimizers, with_inner
 from tfdist.strategies.keras_hooks.trainer import has_own_call, mark_as_built
 from tfdist.strategies.private_api import GLOBAL_SEED_GENERATOR, keras_global_state, seed_generator_module
 

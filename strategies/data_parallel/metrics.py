@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.strategies.inputs.batch_shards import Layout
 from tfdist.strategies.keras_hooks.checks import metric_sums
 from tfdist.strategies.keras_hooks.derived_logs import LogFunction, derived_logs
-from tfdist.strategies.keras_hooks.optimizer import held_optimizers, with_inner
+from tfdist.strategies.keras_hooks.held_optimizers import held_optimizers, with_inner
 from tfdist.strategies.keras_hooks.replicas import own_values
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.step_logs import metrics_result, of_known_shape, own_names, with_metrics

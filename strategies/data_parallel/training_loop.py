@@ -21,7 +21,7 @@ from tfdist.strategies.inputs.source import EmptyDatasetError
 from tfdist.strategies.keras_hooks.checks import log_trial, metric_sums
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.checks.step_trial import are_dense, mapped
-from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimizers
+from tfdist.strategies.keras_hooks.held_optimizers import adopt_optimizer, held_optimizers
 from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_normalization
 from tfdist.strategies.keras_hooks.replicas.own_values import kept, of_first
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.strategies.attributes import replaced
 from tfdist.strategies.inputs.batches import without_optionals
-from tfdist.strategies.keras_hooks.optimizer import pieces_of_all
+from tfdist.strategies.keras_hooks.gradient_sums import pieces_of_all
 from tfdist.strategies.keras_hooks.replicas.own_values import reads
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, current
 from tfdist.strategies.keras_hooks.replicas.same_rows import Pieces, joined

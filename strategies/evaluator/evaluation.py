@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.strategies.evaluator.folder import Checkpoint
 from tfdist.strategies.evaluator.progress import Progress
 from tfdist.strategies.keras_hooks.callbacks import listed
-from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer
+from tfdist.strategies.keras_hooks.held_optimizers import adopt_optimizer
 from tfdist.strategies.private_api import train_validation_split
 
 _log = logging.getLogger("tfdist")

@@ -20,14 +20,9 @@ from tfdist.strategies.inputs.batches import builds_models, with_dimensions_of, 
 from tfdist.strategies.inputs.source import BatchSource
 from tfdist.strategies.keras_hooks import build_scope, calls, global_seed, losses, step_build, user_functions
 from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
+from tfdist.strategies.keras_hooks.held_optimizers import adopt_optimizer, begin_anew, held_optimizers, with_inner
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs, hooks_of
-from tfdist.strategies.keras_hooks.optimizer import (
-    adopt_optimizer,
-    adopt_own_updates,
-    begin_anew,
-    held_optimizers,
-    with_inner,
-)
+from tfdist.strategies.keras_hooks.optimizer import adopt_own_updates
 from tfdist.strategies.private_api import KerasVariable, is_default, patches, symbolic_builds
 from tfdist.strategies.private_api.deferred_restores import held_back
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.critical_section import critical_section
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.keras_hooks import build_scope, global_seed
-from tfdist.strategies.keras_hooks.optimizer import built_in_own_loop
+from tfdist.strategies.keras_hooks.own_loops import built_in_own_loop
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.overwritten import is_overwritten
 from tfdist.strategies.parameter_server.placement import extended_of

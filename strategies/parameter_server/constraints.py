@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.strategies.attributes import replaced
 from tfdist.strategies.coordinator.extended import unwrapped
-from tfdist.strategies.keras_hooks.optimizer import variables_of, with_inner
+from tfdist.strategies.keras_hooks.held_optimizers import variables_of, with_inner
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.parameter_server.placement import ServerExtended, extended_of
 from tfdist.strategies.parameter_server.variables import is_on_ps

@@ -16,8 +16,8 @@ from tfdist.strategies.coordinator.calls.group_function import GroupFunction, Gr
 from tfdist.strategies.coordinator.calls.group_step import GroupStep, ReplicaBegin, StepScope
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
+from tfdist.strategies.keras_hooks.held_optimizers import with_inner
 from tfdist.strategies.keras_hooks.interface import Logs
-from tfdist.strategies.keras_hooks.optimizer import with_inner
 from tfdist.strategies.model_parallel.split_variable import SplitVariable
 from tfdist.strategies.parameter_server import fused_reads
 from tfdist.strategies.parameter_server.turns import Turns

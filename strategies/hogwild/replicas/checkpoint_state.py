@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind, LocalVariable, local_variables
-from tfdist.strategies.keras_hooks.optimizer import held_optimizers
+from tfdist.strategies.keras_hooks.held_optimizers import held_optimizers
 from tfdist.strategies.runtime import chief_device
 
 _log = logging.getLogger("tfdist")

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind, LocalVariable, local_variables
-from tfdist.strategies.keras_hooks.optimizer import held_optimizers, with_inner
+from tfdist.strategies.keras_hooks.held_optimizers import held_optimizers, with_inner
 from tfdist.strategies.private_api import LearningRateSchedule, in_stateless_scope, patches
 from tfdist.strategies.runtime import chief_device
 
