@@ -140,58 +140,67 @@ class Pods:
 
     def logs(self, job_id: str, task: str | None, follow: bool) -> Iterator[LogLine]:
         """See `Detached`. When it follows, it also says what tasks wait for."""
-        found, outage = _Found(job_id), Outage()
-        while True:
-            try:
-                known = names_of_tasks(found.workloads())
-                break
-            except NoAnswerError as error:
-                if not follow:
-                    raise
-                if shown := outage.without_answer(error):
-                    yield LogLine("", f"tfdist: {shown}")
-                time.sleep(POLL_SECONDS)
-        if task is not None and task not in known:
-            raise BackendError(f"this job has no task {task!r}; it has {', '.join(known)}")
+        found = _Found(job_id)
         if not follow:
+            _check_task(task, names_of_tasks(found.workloads()))
             for name, pod in newest(found.pods(task)).items():
                 with contextlib.suppress(BackendError):  # A pod that has not run.
                     lines = whole_lines(found.server.log(pod["metadata"]["name"], container_of(pod), follow=False))
                     yield from (LogLine(name, line.partition(" ")[2]) for line in lines)
             return
-        streams, said = PodLogs(found.server), ""
-        try:
-            while True:
-                try:
-                    status = found.status()
-                    pods = found.pods(task)
-                    shown = outage.answered()
-                except NoAnswerError as error:
-                    if shown := outage.without_answer(error):
-                        yield LogLine("", f"tfdist: {shown}")
-                    yield from streams.lines(POLL_SECONDS)
-                    continue
-                except NotFound:
-                    yield LogLine("", "tfdist: the job is gone: somebody has cancelled it")
-                    return
-                if shown:
+        outage = Outage()
+        while True:
+            try:
+                known = names_of_tasks(found.workloads())
+                break
+            except NoAnswerError as error:
+                if shown := outage.without_answer(error):
                     yield LogLine("", f"tfdist: {shown}")
-                streams.follow(pods)
-                if status.reason != said and not status.state.is_final:
-                    said = status.reason
-                    yield LogLine("", f"tfdist: {status.state}{f': {said}' if said else ''}")
-                if status.state.is_final or (task is not None and _has_ended(status, task)):
-                    yield from streams.rest(pods)
-                    return
-                yield from streams.lines(POLL_SECONDS)
-        finally:
-            streams.close()
+                time.sleep(POLL_SECONDS)
+        _check_task(task, known)
+        yield from _followed(found, task, outage)
 
     def cancel(self, job_id: str) -> None:
         """See `Detached`. Deletes the owner, and Kubernetes everything that it owns."""
         found = _Found(job_id)
         found.server.delete(found.kind, found.workloads()[0]["metadata"]["name"])
         self._cancelled.add(job_id)
+
+
+def _check_task(task: str | None, known: list[str]) -> None:
+    if task is not None and task not in known:
+        raise BackendError(f"this job has no task {task!r}; it has {', '.join(known)}")
+
+
+def _followed(found: "_Found", task: str | None, outage: Outage) -> Iterator[LogLine]:
+    """Yields the lines of a job, or of one of its tasks, until that has ended, and what tasks wait for."""
+    streams, said = PodLogs(found.server), ""
+    try:
+        while True:
+            try:
+                status = found.status()
+                pods = found.pods(task)
+                shown = outage.answered()
+            except NoAnswerError as error:
+                if shown := outage.without_answer(error):
+                    yield LogLine("", f"tfdist: {shown}")
+                yield from streams.lines(POLL_SECONDS)
+                continue
+            except NotFound:
+                yield LogLine("", "tfdist: the job is gone: somebody has cancelled it")
+                return
+            if shown:
+                yield LogLine("", f"tfdist: {shown}")
+            streams.follow(pods)
+            if status.reason != said and not status.state.is_final:
+                said = status.reason
+                yield LogLine("", f"tfdist: {status.state}{f': {said}' if said else ''}")
+            if status.state.is_final or (task is not None and _has_ended(status, task)):
+                yield from streams.rest(pods)
+                return
+            yield from streams.lines(POLL_SECONDS)
+    finally:
+        streams.close()
 
 
 def _has_ended(status: JobStatus, name: str) -> bool:

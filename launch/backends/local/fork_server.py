@@ -148,20 +148,24 @@ class ForkServer:
                     if message is None:
                         self._end_all()
                         return None
-                    if "start" in message:
-                        program = self._start(message, descriptors)
-                        if program is not None:
-                            return program
-                    elif "clear" in message:
-                        self._end_all()
-                        self._groups.clear()
-                        self._report({"cleared": True})
-                    elif "remove" in message:
-                        self.folders = message["remove"]
-                        self._everybody[0] = 0
-                        self._report({"ready": True})
-                    else:
-                        self._signal(message["tasks"], message["signal"])
+                    if (program := self._obey(message, descriptors)) is not None:
+                        return program
+
+    def _obey(self, message: dict[str, Any], descriptors: list[int]) -> Callable[[], None] | None:
+        """Does what a message of the owner says. Returns the program to run in a task that it has forked."""
+        if "start" in message:
+            return self._start(message, descriptors)
+        if "clear" in message:
+            self._end_all()
+            self._groups.clear()
+            self._report({"cleared": True})
+        elif "remove" in message:
+            self.folders = message["remove"]
+            self._everybody[0] = 0
+            self._report({"ready": True})
+        else:
+            self._signal(message["tasks"], message["signal"])
+        return None
 
     def _has_stopped_owner(self) -> bool:
         """Returns whether the owner has been stopped for so long that its launcher has taken it for lost."""

@@ -121,20 +121,7 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
             count = 1  # Hydra and Intel MPI take `-genv A=1` and `-genv A 1`, PALS takes `--env A=1`.
         if position + count > len(words):
             raise source.error("the value of this option is missing", field=written)
-        meaning = _MEANINGS.get(name, name)
-        value = value if equals else words[position]
-        if name in ("H", "host") and not is_horovod and meaning in found:
-            value = f"{found[meaning]},{value}"  # Open MPI takes all of them.
-        elif meaning in _NAMES and found.get(meaning, value) != value:  # Others are repeated: -x A -x B, --mca X 1 --mca Y 2.
-            raise source.error(f"this is given twice, as {shown(found[meaning])} and {shown(value)}", field=written)
-        if name in ("hosts", "ppn", "f") and not is_horovod:
-            found["hydra"] = ""  # MPICH's spelling.
-        if meaning in _NAMES and has_variable(value):
-            raise source.error(
-                f"{shown(value)} has a shell variable, and only literals that are set once are expanded; write its value",
-                field=written,
-            )
-        found[meaning] = value
+        _add(found, name, value if equals else words[position], written, source, is_horovod)
         position += count
     check_single(words[position:], source)
     if ":" in words[position:]:
@@ -145,6 +132,23 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
                 "ranks are placed by a file; name the hosts with -H in the order of the ranks", field=f"--{name}"
             )
     return found
+
+
+def _add(found: dict[str, str], name: str, value: str, written: str, source: Source, is_horovod: bool) -> None:
+    """Adds the value of an option to those that were found before it. `written` is its name on the command line."""
+    meaning = _MEANINGS.get(name, name)
+    if name in ("H", "host") and not is_horovod and meaning in found:
+        value = f"{found[meaning]},{value}"  # Open MPI takes all of them.
+    elif meaning in _NAMES and found.get(meaning, value) != value:  # Others are repeated: -x A -x B, --mca X 1 --mca Y 2.
+        raise source.error(f"this is given twice, as {shown(found[meaning])} and {shown(value)}", field=written)
+    if name in ("hosts", "ppn", "f") and not is_horovod:
+        found["hydra"] = ""  # MPICH's spelling.
+    if meaning in _NAMES and has_variable(value):
+        raise source.error(
+            f"{shown(value)} has a shell variable, and only literals that are set once are expanded; write its value",
+            field=written,
+        )
+    found[meaning] = value
 
 
 def _number(options: dict[str, str], meaning: str, source: Source, *, most: int = MAX_TASKS) -> int:
