@@ -6,11 +6,12 @@
 It says every half minute how far it is, and writes the rows of a run when that has ended. Each run begins anew; without faults
 it takes as long as `--minutes` says, with faults longer.
 
-Each run is a job of its own on this machine, with 3 workers. A step takes 0.1 s on its worker, asleep, as on a device of its
-own, so that a worker that is away costs its share. Every N seconds a random worker gets SIGKILL (`--fail_at random`, with a
-seed). Goodput is the number of different steps per second, from the first step to the last, in per cent of that of a run
-without faults. Every run is accounted for exactly, or its row says what is missing: each epoch counts each example once, and
-the optimizer counts the updates.
+Each run is a job of its own on this machine, with 3 workers or as many as `--workers` says. A step takes 0.1 s on its worker,
+asleep, as on a device of its own, so that a worker that is away costs its share. Every N seconds a random worker gets SIGKILL
+(`--fail_at random`, with a seed). Goodput is the number of different steps per second, from the first step to the last, in per
+cent of that without faults: of the runs right before and right after, else of the last one, because machines change with the
+hours. Every run is accounted for exactly, or its row says what is missing: each epoch counts each example once, and the
+optimizer counts the updates.
 
 Memory, threads, descriptors, listening ports and temporary files are those of the tasks that are never killed, as medians over
 an early and a late part of the run. Results go to `goodput.jsonl`, and from there into `goodput.md`.
@@ -25,6 +26,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from absl import app, flags
 
@@ -32,23 +34,25 @@ FLAGS = flags.FLAGS
 flags.DEFINE_multi_string("strategy", [], "Strategies; default: all.")
 flags.DEFINE_multi_integer("every", [], "Seconds between two faults, 0 for none; default: 0, 60 and 15.")
 flags.DEFINE_float("minutes", 4.0, "Length of the training at the speed without faults.")
+flags.DEFINE_integer("workers", 3, "Workers of a job.")
 flags.DEFINE_integer("seed", 1, "Seed of the faults.")
 
 HERE = Path(__file__).resolve().parent
 RESULTS, TABLE = HERE / "goodput.jsonl", HERE / "goodput.md"
-STEP_SECONDS, WORKERS, BATCH, EPOCH = 0.1, 3, 8, 120
+STEP_SECONDS, BATCH, EPOCH = 0.1, 8, 120
 SAY_SECONDS = 30.0
 EARLY, LATE = (0.25, 0.4), (0.85, 1.0)
 SURVIVORS = ("launcher", "parent of the tasks", "chief", "ps")
 
-SERVED = ["--cluster", f'{{"chief": 1, "worker": {WORKERS}, "ps": 1}}', "--task_restarts", "1000"]
-STRATEGIES = {
-    "hogwild": [*SERVED, "--strategy", "hogwild", "--sync_period", "4"],
-    "parameter_server": SERVED,
-    "multi_worker_mirrored": ["-n", str(WORKERS), "--max_restarts", "1000", "--backup_freq", "10"],
-}
-SPEEDUP = {"hogwild": WORKERS, "parameter_server": WORKERS, "multi_worker_mirrored": 1}
-"""Steps that are made at the same time."""
+STRATEGIES = ("hogwild", "parameter_server", "multi_worker_mirrored")
+
+
+def options(strategy: str, workers: int) -> list[str]:
+    """Returns the options of the command that runs a job."""
+    if strategy == "multi_worker_mirrored":
+        return ["-n", str(workers), "--max_restarts", "1000", "--backup_freq", "10"]
+    served = ["--cluster", f'{{"chief": 1, "worker": {workers}, "ps": 1}}', "--task_restarts", "1000"]
+    return [*served, "--strategy", "hogwild", "--sync_period", "4"] if strategy == "hogwild" else served
 
 
 def train(folder: Path, epochs: int) -> None:
@@ -156,15 +160,16 @@ def steps_of(folder: Path) -> list[tuple[float, int]]:
     return [(float(moment), int(number)) for moment, number in map(str.split, lines)]
 
 
-def run(strategy: str, every: int, minutes: float, seed: int) -> dict[str, object]:
+def run(strategy: str, workers: int, every: int, minutes: float, seed: int) -> dict[str, object]:
     """Makes one run; returns what was measured."""
-    epochs = max(2, round(minutes * 60 * SPEEDUP[strategy] / STEP_SECONDS / EPOCH))
+    together = 1 if strategy == "multi_worker_mirrored" else workers  # Steps at the same time.
+    epochs = max(2, round(minutes * 60 * together / STEP_SECONDS / EPOCH))
     total = epochs * EPOCH
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "tmp").mkdir()
         environment = os.environ | {"PYTHONPATH": str(HERE.parent), "TMPDIR": str(folder / "tmp")}
-        command = [sys.executable, "-m", "tfdist", "run", *STRATEGIES[strategy], "--log_dir", str(folder / "logs")]
+        command = [sys.executable, "-m", "tfdist", "run", *options(strategy, workers), "--log_dir", str(folder / "logs")]
         command += ["--fail_at", f"random,every={every},of=worker,seed={seed}"] if every else []
         with open(folder / "output", "wb") as output:
             job = subprocess.Popen(
@@ -202,7 +207,7 @@ def run(strategy: str, every: int, minutes: float, seed: int) -> dict[str, objec
         seconds = steps[-1][0] - steps[0][0] if steps else 0.0
     different = len({number for _, number in steps})
     return {
-        "strategy": strategy, "every": every, "seed": seed, "exit": job.returncode, "seconds": seconds,
+        "strategy": strategy, "workers": workers, "every": every, "seed": seed, "exit": job.returncode, "seconds": seconds,
         "faults": text.count("--fail_at sends"), "steps": different, "expected": total, "repeated": len(steps) - different,
         "speed": different / seconds if seconds else 0.0, "usage": parts_of(samples), "cores": os.cpu_count(), **counts,
     }  # fmt: skip
@@ -220,34 +225,43 @@ def parts_of(samples: list[tuple[float, dict[str, dict[str, float]]]]) -> dict[s
     return parts
 
 
+def goodput(rows: list[dict[str, Any]], place: int) -> str:
+    """Returns the speed of a row in per cent of that without faults, as a cell of the table."""
+    around = [row for row in rows[max(place - 1, 0) : place + 2] if not row["every"]]
+    speeds = [row["speed"] for row in around or [row for row in rows if not row["every"]][-1:]]
+    return f"{100 * rows[place]['speed'] / statistics.mean(speeds):.0f} %" if speeds else "?"
+
+
 def write_table() -> None:
     """Writes `goodput.md` from the last result of each run."""
-    found = {(each["strategy"], each["every"]): each for each in map(json.loads, RESULTS.read_text().splitlines())}
-    lines = ["| strategy | a fault every | seconds | faults | steps/s | goodput | steps made twice | updates | examples |",
-             "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
-    usages = ["| strategy | a fault every | process | MB | threads | descriptors | ports |", "|---|---|---|---|---|---|---|"]
-    for strategy in STRATEGIES:
+    rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in map(json.loads, RESULTS.read_text().splitlines()):
+        rows.setdefault((row["strategy"], row.get("workers", 3)), []).append(row)
+    names = "strategy | workers | a fault every | seconds | faults | steps/s | goodput | steps made twice | updates | examples"
+    lines = [f"| {names} |", "|---" * 10 + "|"]
+    usages = ["| strategy | workers | a fault every | process | MB | threads | descriptors | ports |", "|---" * 8 + "|"]
+    for strategy, workers in sorted(rows, key=lambda key: (STRATEGIES.index(key[0]), -key[1])):
+        of_kind = rows[strategy, workers]
         for every in (0, 60, 15):
-            each = found.get((strategy, every))
-            if each is None:
+            place = max((number for number, row in enumerate(of_kind) if row["every"] == every), default=None)
+            if place is None:
                 continue
-            base = found.get((strategy, 0))
-            goodput = f"{each['speed'] / base['speed']:.0%}" if base and every else "100 %" if not every else "?"
+            each, kind = of_kind[place], f"{strategy} | {workers}"
             is_exact = each.get("wrong") == [] and each["steps"] == each["expected"]
             exact = "exact" if is_exact else f"**wrong in epochs** {each.get('wrong')}"
             more = each.get("updates", 0) - each["steps"]
             end = "" if each["exit"] == 0 else f" **exit code {each['exit']}**"
             fault = f"{every} s" if every else "-"
-            lines.append(f"| {strategy} | {fault} | {each['seconds']:.0f} | {each['faults']} | {each['speed']:.1f} | "
-                         f"{goodput.replace('%', ' %').replace('  ', ' ')}{end} | {each['repeated']} | "
+            lines.append(f"| {kind} | {fault} | {each['seconds']:.0f} | {each['faults']} | {each['speed']:.1f} | "
+                         f"{goodput(of_kind, place) if every else '100 %'}{end} | {each['repeated']} | "
                          f"{each['steps']}{f' {more:+d}' if more else ''} | {exact} |")  # fmt: skip
             for name in SURVIVORS:
                 if values := each["usage"].get(name):
                     cells = [" → ".join(f"{value:g}" for value in values.get(what, []))
                              for what in ("MB", "threads", "descriptors", "ports")]  # fmt: skip
-                    usages.append(f"| {strategy} | {fault} | {name} | {' | '.join(cells)} |")
+                    usages.append(f"| {kind} | {fault} | {name} | {' | '.join(cells)} |")
             files = each["usage"].get("files", {}).get("temporary files", [])
-            usages.append(f"| {strategy} | {fault} | temporary files: {' → '.join(f'{value:g}' for value in files)} | | | | |")
+            usages.append(f"| {kind} | {fault} | temporary files: {' → '.join(f'{value:g}' for value in files)} | | | | |")
     text = TABLE.read_text()
     begin, end = "<!-- Written by goodput.py -->", "<!-- End of the tables -->"
     head, _, rest = text.partition(begin)
@@ -259,7 +273,7 @@ def main(arguments):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for strategy in FLAGS.strategy or STRATEGIES:
         for every in FLAGS.every or (0, 60, 15):
-            found = run(strategy, every, FLAGS.minutes, FLAGS.seed)
+            found = run(strategy, FLAGS.workers, every, FLAGS.minutes, FLAGS.seed)
             print(json.dumps(found), flush=True)
             with open(RESULTS, "a") as file:
                 file.write(json.dumps(found) + "\n")
