@@ -50,7 +50,8 @@ def chief_of(block, found, *others):
         return {each: each.of_groups for each in others}
 
     replicas = {"blocks": [block, *others], "collect": collect, "current_owners": lambda block: [0, 1]}
-    replicas["edits"] = SimpleNamespace(before_read=lambda: None, before_assignment=lambda name: None)
+    nothing = ("before_read", "before_assignment", "warn_if_late")
+    replicas["edits"] = SimpleNamespace(**dict.fromkeys(nothing, lambda *_: None))
     return ChiefValues(SimpleNamespace(**replicas, in_flight=lambda: 0, wait_until_idle=lambda: None))
 
 
