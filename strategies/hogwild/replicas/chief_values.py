@@ -103,7 +103,7 @@ class ChiefValues:
         if self._is_trained(variable) and not variable.block.assigned:
             self._replicas.edits.before_assignment(variable.path)
         elif variable.kind is Kind.FROM_CHIEF or (variable.block is not None and not self._is_trained(variable)):
-            self._replicas.edits.warn_if_late(variable.path)
+            self._replicas.edits.warn_if_late("slots of an optimizer" if variable.is_slot else variable.path)
         self._refresh(variable)
         yield
         variable.restored, variable.restored_outer = {}, {}
