@@ -47,3 +47,17 @@ class Edits:
             )
             self._thread = threading.get_ident()
         self._executions.wait_until_idle()
+
+    def warn_if_late(self, name: str) -> None:
+        """Warns that steps in flight keep the old value, if the program is about to assign another one between two steps.
+
+        Args:
+            name: that of a variable that the steps read and do not train, such as a learning rate.
+        """
+        if len(self._executions):
+            warn_once(
+                "a callback assigns %s within an epoch, and worker groups are steps ahead of callbacks: steps that they have "
+                "begun keep the old value; assign it between two epochs, or use a LearningRateSchedule for a learning rate "
+                "that changes from step to step",
+                name.partition(":")[0],
+            )

@@ -57,6 +57,11 @@ def is_over(call: Call) -> bool:
     return not any(each is call for each in _running)
 
 
+def is_in_this_thread() -> bool:
+    """Returns whether this thread makes the call of Keras' trainer that runs."""
+    return bool(_of_replicas) and _thread is threading.current_thread()
+
+
 def _during(call: Call, function: Callable[[], Any]) -> Any:
     _running.append(call)
     try:

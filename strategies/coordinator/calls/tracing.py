@@ -19,6 +19,7 @@ class TracingLock:
         self._lock = threading.RLock()
         self._times = threading.Lock()
         self._depth = 0
+        self._holder: int | None = None  # The thread.
         self._counted = 0.0  # What `now` has reached when the lock was last taken or released.
         self._since = self._begin = clock()
 
@@ -37,18 +38,24 @@ class TracingLock:
         """Whether a thread holds the lock."""
         return self._depth > 0
 
+    @property
+    def is_held_here(self) -> bool:
+        """Whether this thread holds the lock."""
+        return self._holder == threading.get_ident()
+
     def __enter__(self) -> None:
         self._lock.acquire()
         with self._times:
             if not self._depth:
                 self._counted += self._clock() - self._since
             self._depth += 1
+            self._holder = threading.get_ident()
 
     def __exit__(self, *_: object) -> None:
         with self._times:
             self._depth -= 1
             if not self._depth:
-                self._since = self._clock()
+                self._since, self._holder = self._clock(), None
         self._lock.release()
 
 

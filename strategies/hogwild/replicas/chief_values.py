@@ -9,6 +9,7 @@ from tfdist.strategies.coordinator.calls.tracing import tracing_lock
 from tfdist.strategies.hogwild.replicas import checkpoint_state
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind, LocalVariable
+from tfdist.strategies.keras_hooks import calls
 
 
 def _references(values: Sequence[Any]) -> list[int]:
@@ -35,8 +36,8 @@ class ChiefValues:
     def refresh(self, variable: LocalVariable) -> None:
         """Assigns the current value to the chief's variable.
 
-        While executions are in flight, or a step is traced, that is the value of the global parameters, or the value
-        that was collected last if the variable is not synchronized. Otherwise groups flush first.
+        While executions are in flight, or a step is traced, that is the value of the global parameters. Otherwise groups flush
+        first. What is not synchronized only groups have: the program waits for the executions in flight when it reads it.
         """
         self._note_read(variable)
         self._refresh(variable)
@@ -63,6 +64,8 @@ class ChiefValues:
 
     def _update(self, block: ParameterBlock) -> None:
         if block.dirty and not block.assigned:
+            if block.kind is not Kind.SYNCHRONIZED and not tracing_lock.is_held_here and calls.is_in_this_thread():
+                self._replicas.wait_until_idle()  # What was collected last may be zeros: a callback would scale these.
             # Groups that flush trace functions: a step that reads a variable while it is traced must not wait for them.
             if not self._replicas.in_flight() and not tracing_lock.is_held:
                 self._replicas.collect(self._beside(block))
@@ -99,6 +102,8 @@ class ChiefValues:
         """Surrounds an assignment to the chief's variable. `publish` gives the new value to the groups."""
         if self._is_trained(variable) and not variable.block.assigned:
             self._replicas.edits.before_assignment(variable.path)
+        elif variable.kind is Kind.FROM_CHIEF or (variable.block is not None and not self._is_trained(variable)):
+            self._replicas.edits.warn_if_late("slots of an optimizer" if variable.is_slot else variable.path)
         self._refresh(variable)
         yield
         variable.restored, variable.restored_outer = {}, {}

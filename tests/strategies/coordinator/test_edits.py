@@ -43,3 +43,16 @@ def test_an_assignment_after_a_read_between_other_steps_waits_and_nothing_else(r
     running.count = 2
     edits.before_read()
     assert len(running) == 2 and not caplog.records
+
+
+def test_steps_in_flight_keep_the_old_value_of_what_they_do_not_train_and_a_warning_names_it_once(running, caplog):
+    edits = Edits(running)
+    for _ in range(2):
+        edits.warn_if_late("learning_rate:0")
+    assert len(running) == 2
+    assert [record.getMessage().split(",")[0] for record in caplog.records] == [
+        "a callback assigns learning_rate within an epoch"
+    ]
+    running.count = 0
+    edits.warn_if_late("alpha")
+    assert len(caplog.records) == 1

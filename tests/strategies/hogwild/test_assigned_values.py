@@ -14,12 +14,13 @@ from tfdist.strategies.hogwild.replicas.chief_values import ChiefValues
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 from tfdist.strategies.hogwild.synchronization.outer_optimizers import Average
+from tfdist.strategies.keras_hooks import calls
 
 
 class Variable:
     """What a block and the chief need of a `LocalVariable` of one number."""
 
-    dtype, shape, replica, path = tf.float32, tf.TensorShape([]), None, "dense/weight"
+    dtype, shape, replica, path, is_slot = tf.float32, tf.TensorShape([]), None, "dense/weight", False
 
     def __init__(self, value, kind=Kind.SYNCHRONIZED):
         self.value, self.kind, self.version = np.float32(value), kind, 0
@@ -50,7 +51,8 @@ def chief_of(block, found, *others):
         return {each: each.of_groups for each in others}
 
     replicas = {"blocks": [block, *others], "collect": collect, "current_owners": lambda block: [0, 1]}
-    replicas["edits"] = SimpleNamespace(before_read=lambda: None, before_assignment=lambda name: None)
+    nothing = ("before_read", "before_assignment", "warn_if_late")
+    replicas["edits"] = SimpleNamespace(**dict.fromkeys(nothing, lambda *_: None))
     return ChiefValues(SimpleNamespace(**replicas, in_flight=lambda: 0, wait_until_idle=lambda: None))
 
 
@@ -210,3 +212,31 @@ def test_a_step_that_reads_a_weight_while_it_is_traced_gets_that_of_the_ps():
         assert weight.value == 1.25 and block.dirty == {0, 1}
     chief.refresh(weight)
     assert weight.value == 1.5 and not block.dirty
+
+
+@pytest.mark.parametrize(
+    ("is_slot", "kind", "named"), [(True, Kind.OWN, "slots of an optimizer"), (False, Kind.FROM_CHIEF, "rate")]
+)
+def test_a_warning_names_what_a_callback_assigns_while_steps_in_flight_read_it(ahead, caplog, is_slot, kind, named):
+    value = Variable(1.0, kind)
+    value.path, value.is_slot, value.block = "rate", is_slot, None
+    if is_slot:
+        block_of(value)
+    assign(ahead.chief, value, 0.0)
+    assert len(ahead.running) and f"a callback assigns {named} within an epoch" in caplog.text
+
+
+def test_a_read_of_what_only_groups_have_waits_in_the_thread_of_the_program(ahead, monkeypatch):
+    """Not in threads of groups, for which it would wait, nor while this thread traces a step: groups would wait for its lock."""
+    slot = Variable(0.0, Kind.OWN)
+    block = block_of(slot)
+    monkeypatch.setattr(calls, "is_in_this_thread", lambda: threading.current_thread() is threading.main_thread())
+    block.dirty = {0, 1}
+    other = threading.Thread(target=ahead.chief.refresh, args=(slot,))
+    other.start()
+    other.join()
+    with tracing_lock:
+        ahead.chief.refresh(slot)
+    assert slot.value == 0.0 and len(ahead.running)
+    ahead.chief.refresh(slot)
+    assert slot.value == 1.5 and not len(ahead.running)

@@ -55,6 +55,11 @@ def test_a_variable_that_a_callback_assigns_costs_no_progress(results):
     assert loss < 0.01 and kernel == pytest.approx([1.0] * 4, abs=0.05) and weight == 640
 
 
+def test_a_callback_reads_and_halves_what_the_groups_have_of_optimizer_slots_within_an_epoch(results):
+    before, after = results["slots_scaled"]
+    assert before > 0.01 and after == pytest.approx(before / 2)
+
+
 def test_what_a_callback_adds_to_the_counter_of_updates_counts_beside_the_steps_in_flight(results):
     assert results["assigned_after_each_batch"][3] == 640 + 4 * 1000
 

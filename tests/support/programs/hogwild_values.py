@@ -173,6 +173,27 @@ def assigned_after_each_batch():
     return losses[-1], layer.kernel.numpy().ravel().tolist(), float(layer.weight), updates, keys
 
 
+def slots_scaled():
+    """Returns the momentum of a kernel, as the norm that a callback reads within an epoch, and after it has halved all slots."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+    norms = []
+
+    class Halve(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 3:  # No group has sent any slots so far.
+                slots = model.optimizer.momentums
+                norms.append(float(keras.ops.norm(slots[0])))
+                for slot in slots:
+                    slot.assign(slot * 0.5)
+                norms.append(float(keras.ops.norm(slots[0])))
+
+    x = np.random.default_rng(0).normal(size=(1024, 4)).astype("float32")
+    model.fit(x, x.sum(1, keepdims=True), batch_size=8, verbose=0, callbacks=[Halve()])
+    return norms
+
+
 def exported():
     """Returns the kernel of a model with a constraint, and how far what it exports after `fit` is from it."""
     with strategy.scope():
@@ -186,6 +207,14 @@ def exported():
     return dense.kernel.numpy().ravel().tolist(), float(np.abs(loaded.serve(x) - model.predict(x, verbose=0)).max())
 
 
-cases = averages_and_scales, assigned, built_by_the_step, variables_as_arguments, assigned_after_each_batch, exported
+cases = (
+    averages_and_scales,
+    assigned,
+    built_by_the_step,
+    variables_as_arguments,
+    assigned_after_each_batch,
+    slots_scaled,
+    exported,
+)
 results = {case.__name__: case() for case in cases}
 Path("results.json").write_text(json.dumps(results))
