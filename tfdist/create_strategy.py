@@ -137,6 +137,8 @@ def _is_imported_by_a_child() -> bool:
 
 def _resolve(cfg: Any, synchronization: Synchronization | None, meet: Rendezvous) -> Cluster:
     """Returns the cluster of this process, with the options of the flags and of the program."""
+    if not isinstance(synchronization, Synchronization | None):
+        raise TypeError(f"synchronization is a tfdist.Synchronization(...), not a {type(synchronization).__name__}")
     if is_measured():
         cfg = None
     flag_values = cfg if is_flag_values(cfg) else None

@@ -4,6 +4,8 @@ import importlib.util
 import math
 import os
 import sys
+from collections.abc import Sequence
+from importlib.abc import InspectLoader
 
 from absl import flags
 
@@ -26,19 +28,37 @@ def check_program(program: Program) -> None:
     if program.module.endswith(".py") and os.path.isfile(program.module):
         # Python would import the script as the package of a module `py`, so every task would train, and then fail.
         raise UsageError(f"-m {program.module}: this is a script; name it without -m")
-    # Only the first part of the name: the search for the rest would run the package's code in the launcher.
-    package = program.module.partition(".")[0]
     sys.path.insert(0, os.getcwd())
     try:
-        found = importlib.util.find_spec(package)
-    except ValueError:  # `-m __main__`
-        found = None
+        missing = _missing_module(program.module)
     finally:
         sys.path.pop(0)
-    if found is None:
-        raise UsageError(f"-m {program.module}: there is no module {package} in {os.getcwd()} or among the installed packages")
+    if missing is not None:
+        raise UsageError(f"-m {program.module}: there is no module {missing} in {os.getcwd()} or among the installed packages")
     if program.module == splitting.EXAMPLE and importlib.util.find_spec("sklearn") is None:
         raise UsageError("the bundled example needs scikit-learn for its images: pip install 'tfdist[examples]'")
+
+
+def _missing_module(name: str) -> str | None:
+    """Returns the first module that `python -m NAME` would not find: NAME, a package around it, or its `__main__`; else None.
+
+    Runs no code of packages, as `importlib.util.find_spec` would. A package that may change its `__path__` is believed.
+    """
+    whole, parts = "", name.split(".")
+    path: Sequence[str] | None = None
+    while parts:
+        whole = f"{whole}.{parts.pop(0)}".lstrip(".")
+        finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        spec = next((found for finder in finders if (found := finder.find_spec(whole, path)) is not None), None)
+        if spec is None:
+            return whole
+        path = spec.submodule_search_locations
+        if path is None:
+            return f"{whole}.{parts[0]}" if parts else None
+        if isinstance(spec.loader, InspectLoader) and "__path__" in (spec.loader.get_source(whole) or ""):
+            return None
+        parts = parts or ["__main__"]
+    return None
 
 
 def check_folders(values: flags.FlagValues) -> None:

@@ -69,7 +69,7 @@ def after_program(words: list[str], flag_values: flags.FlagValues) -> str | None
         if word == "--":
             return None
         name = word.partition("=")[0].replace("-", "_").lstrip("_")
-        if word.startswith("--") and (flag_values.find_module_defining_flag(name) or "").startswith("tfdist."):
+        if word.startswith("-") and (flag_values.find_module_defining_flag(name) or "").startswith("tfdist."):
             return word
     return None
 

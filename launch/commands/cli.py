@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # Tasks print arbitrary characters.
-        code = _run(_parse(sys.argv if argv is None else argv))
+        code = _run(*_parse(sys.argv if argv is None else argv))
         sys.stdout.flush()
         sys.exit(code)
     except (ClusterError, flags.Error, UsageError, BackendError) as error:
@@ -117,8 +117,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
         sys.exit(0)
 
 
-def _parse(argv: list[str]) -> Program:
-    """Parses the flags of the launcher, and returns the program to run."""
+def _parse(argv: list[str]) -> tuple[Program, str | None]:
+    """Parses the flags of the launcher; returns the program, and its first argument that has the name of one, or None."""
     launcher_words, program_words = splitting.split(argv, FLAGS)
     if splitting.HELP & set(launcher_words):
         print(__doc__ + "\n" + help_text(FLAGS))
@@ -135,10 +135,7 @@ def _parse(argv: list[str]) -> Program:
         os.getcwd()
     except OSError as error:
         raise UsageError(f"the current folder does not exist any more: {error}") from error
-    found = splitting.program(program_words, FLAGS.m)
-    if (word := splitting.after_program(program_words, FLAGS)) and not splitting.misplaced(found):
-        print_error(f"{word} follows the program, so the program gets it; flags of tfdist go before the program")
-    return found
+    return splitting.program(program_words, FLAGS.m), splitting.after_program(program_words, FLAGS)
 
 
 def _defaults() -> list[tuple[str, str]]:
@@ -157,11 +154,13 @@ def _defaults() -> list[tuple[str, str]]:
     return found
 
 
-def _run(program: Program) -> int:
-    """Runs the command; returns its exit code."""
+def _run(program: Program, like_a_flag: str | None) -> int:
+    """Runs the command; returns its exit code. `like_a_flag` is an argument of the program."""
     from_file = _defaults()
     checks.check_numbers(FLAGS)
     cluster = _described_cluster(program)
+    if like_a_flag:
+        print_error(f"{like_a_flag} follows the program, so the program gets it; flags of tfdist go before the program")
     if FLAGS.max_workers is not None:
         cluster = scaling.with_room(cluster, FLAGS.max_workers)
     choice = choose(cluster)

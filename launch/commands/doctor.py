@@ -17,7 +17,7 @@ from tfdist.dialects.registry import environment_readers
 from tfdist.launch.backends.local.ports import is_free
 from tfdist.launch.backends.registry import backends
 from tfdist.launch.background.job_folder import root
-from tfdist.launch.errors import UsageError, print_error
+from tfdist.launch.errors import UsageError
 from tfdist.version import __version__
 
 USAGE = """usage: tfdist doctor [--quick]
@@ -43,11 +43,8 @@ def main(argv: list[str]) -> int:
     if {"--help", "-h"} & set(argv):
         print(USAGE, end="")
         return 0
-    if set(argv) - {"--quick"}:
-        print_error(
-            f"tfdist doctor: {next(word for word in argv if word != '--quick')!r} is not a flag of it; there is --quick"
-        )
-        return 2
+    if unknown := [word for word in argv if word != "--quick"]:
+        raise UsageError(f"tfdist doctor: {unknown[0]!r} is not a flag of it; there is --quick")
     faults: list[str] = []
     lines = [*_versions(faults), *_machine(), *_ports(), *_tools(), *_surroundings(faults)]
     if "--quick" not in argv:

@@ -42,12 +42,15 @@ def _range(x: SplitTensor, begin: list[Any], size: list[Any], first: Any, length
     """Returns a slice whose entries along the axis of the parts are `first` and `length`, on the current device."""
     held = x.parts[0].shape[x.axis]
     pieces: list[tf.Tensor] = []
-    for number, part in x.placed():
+
+    def add(number: int, part: Any) -> None:
         begins = (x.first + number) * held
         low, high = _clip(first - begins, held), _clip(first + length - begins, held)
         if not isinstance(high, int) or high > low or not pieces:
             begin[x.axis], size[x.axis] = low, high - low
             pieces.append(tf.slice(part, begin, size))
+
+    x.each(add)
     found = pieces[0] if len(pieces) == 1 else tf.concat(pieces, x.axis)
     if not x.others:
         return found

@@ -25,10 +25,10 @@ class _PartGradients(CompositeTensorGradient):  # type: ignore[misc]
     def replace_gradient_components(self, value: Any, component_grads: Any) -> Any:
         if all(gradient is None for gradient in component_grads):
             return None
-        parts = []
-        for (_, part), gradient in zip(value.placed(), component_grads, strict=True):
-            parts.append(tf.zeros_like(part) if gradient is None else tf.convert_to_tensor(gradient))
-        return value.with_parts(parts)
+        given = list(component_grads)
+        return value.on_parts(
+            lambda number, part: tf.zeros_like(part) if given[number] is None else tf.convert_to_tensor(given[number])
+        )
 
 
 class SplitTensor(tf.experimental.ExtensionType, tf.__internal__.types.Tensor):  # type: ignore[misc]
@@ -101,7 +101,7 @@ class SplitTensor(tf.experimental.ExtensionType, tf.__internal__.types.Tensor): 
 
     def added(self, function: Callable[[int, Any], Any]) -> Any:
         """Returns the sum of what a function computes of all parts (`on_parts`), of all tasks, on the current device."""
-        total = tf.add_n([function(number, part) for number, part in self.placed()])
+        total = tf.add_n(self.each(function))
         return task_span.current().add(total) if self.others else total
 
     def meets(self, other: "SplitTensor") -> bool:
@@ -143,13 +143,15 @@ class SplitTensor(tf.experimental.ExtensionType, tf.__internal__.types.Tensor): 
             function: gets the number of the part and the part.
             axis: the axis of the result that is split; that of this tensor by default.
         """
-        return self.with_parts([function(number, part) for number, part in self.placed()], axis)
+        return self.with_parts(self.each(function), axis)
 
-    def placed(self) -> Iterator[tuple[int, Any]]:
-        """Yields the number and value of each part, with the part's device as the current one, and that of gradients."""
+    def each(self, function: Callable[[int, Any], Any]) -> list[Any]:
+        """Returns what a function computes of each part (`on_parts`), with the device of the part as that of gradients, too."""
+        results = []
         for number, (device, part) in enumerate(zip(self.devices, self.parts, strict=True)):
-            with with_gradients(device):
-                yield number, part
+            with with_gradients(device):  # Not in a generator, which an error would leave on its device.
+                results.append(function(number, part))
+        return results
 
 
 def _convert(value: SplitTensor, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> Any:

@@ -177,6 +177,14 @@ class SplitVariable(InShards):
             return split.whole()
         return task_span.current().read(tf.concat(split.parts, axis=self.axis), self.axis, self._number, self.path)
 
+    def __neg__(self) -> Any:
+        """Returns the negative value; TensorFlow's own operator would read all shards as one tensor, also in a step."""
+        return tf.negative(self)
+
+    def __abs__(self) -> Any:
+        """Returns the absolute value, as `__neg__` the negative one."""
+        return tf.abs(self)
+
     def __getitem__(self, key: Any) -> Any:
         """Slices the value; in a step its parts, so that no device gets all of them."""
         is_split = self._here is None and replica_context.current() is not None

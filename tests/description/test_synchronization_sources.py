@@ -190,3 +190,8 @@ def test_the_place_of_a_bad_strategy_is_the_flag(strategy):
     """Not the description, which is good: a text of `-n 2` was the place."""
     with pytest.raises(ClusterError, match=r"^--strategy: "):
         from_flags("--cluster", '{"worker": 2}', f"--strategy={strategy}")
+
+
+def test_options_as_a_dict_are_refused_with_what_is_expected():
+    with pytest.raises(TypeError, match=r"^synchronization is a tfdist\.Synchronization\(\.\.\.\), not a dict$"):
+        tfdist.strategy(PS, synchronization={"outer": "nesterov"})

@@ -217,6 +217,8 @@ def test_dry_run_help_and_errors_do_not_import_tensorflow(arguments, tmp_path):
         (["--cluster", "far.json"], "--local"),
         (["--tier", "BASIC", "trian.py"], "did you mean train.py?"),
         (["--tier", "BASIC", "-m", "no.such.module"], "no.such.module"),
+        (["-n", "2", "-m", "package"], "-m package: there is no module package.__main__ in "),
+        (["-n", "2", "-m", "package.trian"], "-m package.trian: there is no module package.trian in "),
         (["--hostfile", "hosts"], "--hostfile"),
         (["STANDARD_1"], "did you mean --tier STANDARD_1?"),
         (["train.py", "--tier", "BASIC"], "flags of this command go before it"),
@@ -246,6 +248,8 @@ def test_bad_input_is_one_line_and_exit_code_2_and_nothing_is_started(launch, tm
     (tmp_path / "far.json").write_text('{"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}}')
     (tmp_path / "train.py").write_text("")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("raise SystemExit('nobody runs this to find out')")
     got = launch(*arguments)
     assert got.returncode == 2
     assert got.stderr.startswith("tfdist: ") and got.stderr.count("\n") == 1, got.stderr
@@ -256,7 +260,15 @@ def test_bad_input_is_one_line_and_exit_code_2_and_nothing_is_started(launch, tm
 
 @pytest.mark.parametrize(
     ("words", "is_named"),
-    [(["--strategy=hogwild"], True), (["--dry-run"], True), (["--", "--strategy=hogwild"], False), (["--seed=1"], False)],
+    [
+        (["--strategy=hogwild"], True),
+        (["--dry-run"], True),
+        (["--tier", "BASIC"], True),
+        (["-n", "4"], True),
+        (["--", "--strategy=hogwild"], False),
+        (["--seed=1"], False),
+        (["-1"], False),
+    ],
 )
 def test_a_flag_after_the_program_is_named_because_the_program_gets_it(launch, tmp_path, words, is_named):
     (tmp_path / "train.py").write_text("")

@@ -78,6 +78,16 @@ def test_einsum(equation, shapes, axes, axis):
     equal(ops.einsum(equation, *ours), np.einsum(equation, *operands), axis)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_error_of_an_operation_on_a_part_is_not_hidden_by_that_of_the_device_scope(compiled):
+    def of_another_shape():
+        with tf.device("CPU:0"):
+            ops.matmul(tf.constant(values(3, 5)), split(tf.constant(values(4, 6)), 1))
+
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=r"\b5\b"):
+        (tf.function(of_another_shape) if compiled else of_another_shape)()
+
+
 @pytest.mark.parametrize("other", [2.0, (6,), (1,), (4, 6), (4, 1), (3, 4, 6), (3, 4, 1), (3, 1, 1)])
 @pytest.mark.parametrize("name", ["add", "subtract", "multiply", "divide", "maximum", "minimum"])
 def test_elementwise_operations_broadcast(name, other):
