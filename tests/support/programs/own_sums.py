@@ -41,6 +41,21 @@ class Sums(keras.Model):
         return self.counted(*data)
 
 
+class SumsOfTargets(Sums):
+    """Takes gradients of two sums at once, and of numbers for each example with `output_gradients`."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            errors = ops.abs(self.net(x, training=True) - y)
+            losses = [ops.sum(errors), ops.mean(ops.square(errors), axis=-1)]
+        first, second = self.net.layers[0].trainable_variables, self.net.layers[-1].trainable_variables
+        gradients = tape.gradient(losses, first)
+        gradients += tape.gradient(losses[1], second, output_gradients=2 * tf.ones_like(losses[1]))
+        self.optimizer.apply(gradients, [*first, *second])
+        return self.counted(x, y)
+
+
 class SumOfErrors(keras.Model):
     """Its own `compute_loss` adds up."""
 
@@ -58,7 +73,12 @@ class SumOfErrors(keras.Model):
 @case
 def sums_over_the_batch(scope):
     results = {}
-    for name, make in {"step": Sums, "random step": lambda: Sums(drops=True), "loss": SumOfErrors}.items():
+    for name, make in {
+        "step": Sums,
+        "random step": lambda: Sums(drops=True),
+        "targets": SumsOfTargets,
+        "loss": SumOfErrors,
+    }.items():
         with scope():
             model = make()
             model.compile(keras.optimizers.SGD(0.001))
