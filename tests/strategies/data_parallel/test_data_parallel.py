@@ -134,6 +134,7 @@ OF_TASKS = (  # As above, the other way round.
     "sharding_that_the_user_has_set",
     "what_cannot_work_says_so",
     "spectrograms",
+    "losses_of_whole_batches_of_changing_sizes",
 )
 OF_BOTH = (  # Where several tasks with several replicas differ from both.
     "the_same_with_steps_per_execution",

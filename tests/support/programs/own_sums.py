@@ -166,6 +166,20 @@ def predictions_that_are_no_rows(scope):
 
 
 @case
+def losses_of_whole_batches_of_changing_sizes(scope):
+    """Of 3 examples and of 1 the second replica has one, real or repeated, and the first one another number."""
+
+    def log_sum(y_true, y_pred):
+        return ops.logsumexp(y_pred - y_true)
+
+    with scope():
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), log_sum, metrics=[log_sum])
+    logs = [getattr(model, f"{name}_on_batch")(X[:n], Y[:n]) for name in ("train", "test") for n in (3, 1, 5)]
+    return {"logs": np.array(logs, float).ravel().tolist(), "weights": weights_of(model)}
+
+
+@case
 def spectrograms(scope):
     """Silent and loud examples are on different replicas."""
     sounds = np.sin(np.arange(256) / 3.0) * 10.0 ** -np.arange(12)[:, None]
