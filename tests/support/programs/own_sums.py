@@ -165,6 +165,39 @@ def predictions_that_are_no_rows(scope):
     return {name: value.tolist() for name, value in model.predict(X[:50], batch_size=25, verbose=0).items()}
 
 
+class Counts(keras.Model):
+    """Counts in its `predict_step`."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1)
+        self.rows = self.add_weight(initializer="zeros", trainable=False, aggregation="sum")
+        self.sum, self.steps = keras.metrics.Sum(), keras.metrics.Sum()
+        self.mean = keras.metrics.Mean()
+        self.largest = keras.metrics.MeanMetricWrapper(lambda y_true, y_pred: ops.max(y_pred))
+
+    def call(self, x):
+        return self.dense(x)
+
+    def predict_step(self, x):
+        y = self(x)
+        self.rows.assign_add(ops.cast(ops.shape(x)[0], "float32"))
+        self.sum.update_state(y)
+        self.steps.update_state(1)
+        self.mean.update_state(ops.mean(y))
+        self.largest.update_state(y, y)
+        return y
+
+
+@case
+def what_predict_counts(scope):
+    """The last batch has fewer examples than there are replicas."""
+    with scope():
+        model = Counts()
+    results = {"predicted": model.predict(X[:13], batch_size=4, verbose=0)[:, 0].tolist(), "rows": float(model.rows.numpy())}
+    return results | {name: float(getattr(model, name).result()) for name in ("sum", "steps", "mean", "largest")}
+
+
 @case
 def losses_of_whole_batches_of_changing_sizes(scope):
     """Of 3 examples and of 1 the second replica has one, real or repeated, and the first one another number."""
