@@ -19,11 +19,11 @@ from tfdist.strategies.data_parallel.random_state import of_first_task
 from tfdist.strategies.data_parallel.same_calls import SameCalls, difference
 from tfdist.strategies.data_parallel.same_order import in_same_order
 from tfdist.strategies.data_parallel.texts import gathered_texts
-from tfdist.strategies.data_parallel.training_loop import TrainingLoop, is_distributed
+from tfdist.strategies.data_parallel.training_loop import TrainingLoop, is_distributed, share_of
 from tfdist.strategies.data_parallel.writers import without_files
 from tfdist.strategies.data_parallel.xla import compiled
-from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset, SplitBatch, at_least_one, examples_of, per_replica
-from tfdist.strategies.inputs.batches import as_tensors, concatenated, none_without_examples, rows_of
+from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset, SplitBatch, at_least_one, per_replica
+from tfdist.strategies.inputs.batches import as_tensors, concatenated, none_without_examples, rows_of, with_unknown_rows
 from tfdist.strategies.inputs.batches import without_optionals as without_optional_values
 from tfdist.strategies.inputs.source import EmptyDatasetError
 from tfdist.strategies.keras_hooks import calls, step_build
@@ -38,6 +38,7 @@ from tfdist.strategies.keras_hooks.replicas.same_rows import once
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
 from tfdist.strategies.keras_hooks.trainer import check_optimizer
 from tfdist.strategies.model_parallel.refusal import check_model
+from tfdist.strategies.private_api.replica_order import ordered_by_replica
 from tfdist.strategies.private_api.user_functions import without_optionals
 
 _log = logging.getLogger("tfdist")
@@ -129,18 +130,26 @@ class DataParallelHooks(KerasHooks):
         is_first = True  # Whether the function has not been called yet.
         is_noted = False  # Whether a batch of `predict_on_batch` is.
 
-        def on_replica(shard: Any, rows: Any) -> Any:
-            with entered(Replica(self._strategy, self.layout.local_index(), None)) as replica:
+        def on_replica(shard: Any, share: Any) -> Any:
+            shard = with_unknown_rows(shard)
+            rows = rows_of(shard)
+            state = Replica(self._strategy, self.layout.local_index(), share, rows, may_be_empty=True, predicts=True)
+            counted = metrics.variables()
+            before = [tf.identity(self._strategy.experimental_local_results(v.value)[state.index]) for v in counted]
+            with ordered_by_replica(), entered(state) as replica:
                 self._strategy.extended.check_same(shard)
                 outputs = step(at_least_one(shard))
+                for variable, value in zip(counted, before, strict=True):
+                    if id(variable) in replica.assigned:  # A repeated example does not count.
+                        variable.value.assign(tf.where(share > 0, variable.value, value))
                 metrics.of_first |= of_first(replica)
             assigned.update(kept(replica))
-            return none_without_examples(once(outputs, rows_of(shard)), rows)
+            return none_without_examples(once(outputs, rows), share)
 
-        def on_batch(shards: Any, rows: Any) -> Any:
+        def on_batch(shards: Any, shares: Any) -> Any:
             with self._strategy.extended.tracing():
-                outputs = self._strategy.run(on_replica, args=(shards, rows))
-                metrics.keep(rows, assigned)
+                outputs = self._strategy.run(on_replica, args=(shards, shares))
+                metrics.keep(shares, assigned)
                 return tf.nest.map_structure(self._gathered, outputs)
 
         function = on_batch if model.run_eagerly else tf.function(on_batch, reduce_retracing=True, autograph=False)
@@ -150,12 +159,12 @@ class DataParallelHooks(KerasHooks):
             if not is_noted and not is_distributed(batches[0]):
                 is_noted = True
                 self._note_batch(metrics, as_tensors(batches[0]))
-            shards_and_rows = [self._shards_and_rows(batch) for batch in batches]
+            parts = [self._shards_and_shares(batch) for batch in batches]
             if is_first:
-                shard = tf.nest.map_structure(lambda v: self._strategy.experimental_local_results(v)[0], shards_and_rows[0][0])
+                shard = tf.nest.map_structure(lambda v: self._strategy.experimental_local_results(v)[0], parts[0][0])
                 step_build.build_for_predictions(model, without_optional_values(shard))
                 is_first = False
-            return concatenated([function(*each) for each in shards_and_rows])
+            return concatenated([function(*each) for each in parts])
 
         return self._together(predict)
 
@@ -173,12 +182,12 @@ class DataParallelHooks(KerasHooks):
 
         return together
 
-    def _shards_and_rows(self, batch: Any) -> tuple[Any, Any]:
-        """Returns the shards of a batch, and how many examples of each count."""
+    def _shards_and_shares(self, batch: Any) -> tuple[Any, Any]:
+        """Returns the shards of a batch, and which part of its examples each has."""
         if is_distributed(batch) and not isinstance(batch, SplitBatch):
-            return batch, self._strategy.run(examples_of, args=(batch,))
+            return batch, self._strategy.run(share_of, args=(batch,))
         element = batch.element if isinstance(batch, SplitBatch) else self.layout.split(as_tensors(batch))
-        return per_replica(element["shards"]), per_replica(self.layout.counts(element["examples"]))
+        return per_replica(element["shards"]), per_replica(self.layout.shares(element["examples"]))
 
     def _gathered(self, value: Any) -> Any:
         """Returns a value per replica as one tensor, concatenated along the first dimension; scalars stacked."""

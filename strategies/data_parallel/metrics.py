@@ -89,15 +89,15 @@ class ReplicaMetrics:
         # A user's own step may return metrics nested, or among other logs.
         return with_metrics(tf.nest.map_structure(self._first, mean_logs), result, own - derived.keys())
 
-    def keep(self, rows: Any, assigned: Mapping[int, Any]) -> None:
+    def keep(self, shares: Any, assigned: Mapping[int, Any]) -> None:
         """Gives every replica the mean of what layers keep, after a step of several, or of `predict`.
 
         Args:
-            rows: how many examples each replica has, or its part of them, `PerReplica` scalars.
+            shares: each replica's part of the examples, `PerReplica` scalars.
             assigned: the variables that the step assigned, by id.
         """
         if state := self._layer_state(assigned):
-            self._strategy.run(lambda own: self._reduce_on_replica(tf.cast(own, tf.float32), None, [], state), args=(rows,))
+            self._strategy.run(lambda share: self._reduce_on_replica(share, None, [], state), args=(shares,))
 
     def _first(self, value: Any) -> Any:
         return self._strategy.experimental_local_results(value)[0]

@@ -16,7 +16,7 @@ from tfdist.strategies.data_parallel.branches import check_updates
 from tfdist.strategies.data_parallel.metrics import ReplicaMetrics
 from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedIterator, at_least_one, examples_of, per_replica
-from tfdist.strategies.inputs.batches import as_tensors, rows_of, without_optionals
+from tfdist.strategies.inputs.batches import as_tensors, rows_of, with_unknown_rows, without_optionals
 from tfdist.strategies.inputs.source import EmptyDatasetError
 from tfdist.strategies.keras_hooks.checks import log_trial, metric_sums
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
@@ -203,7 +203,7 @@ class TrainingLoop:
             body = {
                 "loop": self._loop,
                 "full": lambda element: self._step_on_shards(element, small=False),
-                "small": lambda element: self._step_on_shards(element, small=True),
+                "small": lambda element: self._step_on_shards(element, small=True, cut=spec is None),
                 "distributed": self._step_on_distributed,
             }[kind]
             if not self._is_eager:
@@ -216,11 +216,12 @@ class TrainingLoop:
 
     # Traced.
 
-    def _step_on_shards(self, element: Any, small: bool) -> Any:
+    def _step_on_shards(self, element: Any, small: bool, cut: bool = False) -> Any:
+        """Runs a step on a batch. `cut` says that the program has cut it, so that its shapes are not those of the next one."""
         with self._strategy.extended.tracing():
             shares = self._layout.shares(element["examples"])
             begun = self._metrics.begin()
-            logs = self._run(element["shards"], shares, small)
+            logs = self._run(with_unknown_rows(element["shards"]) if cut else element["shards"], shares, small)
             return self._metrics.reduce(begun, per_replica(shares), logs, self._assigned)
 
     def _loop(self, elements: Any, peeked: Any, limit: tf.Tensor) -> Any:
@@ -250,13 +251,12 @@ class TrainingLoop:
     def _step_on_distributed(self, batch: Any) -> Any:
         """Runs a step on a batch of TensorFlow's distributed dataset, whose size only all replicas together know."""
 
-        def share_of(shard: Any) -> Any:
-            own = tf.cast(examples_of(shard), tf.float32)
-            return tf.math.divide_no_nan(own, all_reduce_sum([own])[0])
+        def run(shard: Any, share: Any) -> Any:
+            return self._on_replica(with_unknown_rows(shard), share, small=True)
 
         with self._strategy.extended.tracing():
             begun, shares = self._metrics.begin(), self._strategy.run(share_of, args=(batch,))
-            logs = self._strategy.run(lambda shard, share: self._on_replica(shard, share, small=True), args=(batch, shares))
+            logs = self._strategy.run(run, args=(batch, shares))
             return self._metrics.reduce(begun, shares, logs, self._assigned)
 
     def _run(self, shards: Sequence[Any], shares: list[tf.Tensor], small: bool, looping: bool = False) -> Any:
@@ -313,3 +313,9 @@ class TrainingLoop:
 def is_distributed(batch: Any) -> bool:
     """Returns whether a batch has values per replica already."""
     return any(isinstance(v, tf.distribute.DistributedValues) for v in tf.nest.flatten(batch))
+
+
+def share_of(shard: Any) -> Any:
+    """Returns which part of a batch a replica has of which each knows its own part only. All have to call it."""
+    own = tf.cast(examples_of(shard), tf.float32)
+    return tf.math.divide_no_nan(own, all_reduce_sum([own])[0])

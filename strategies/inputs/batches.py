@@ -81,10 +81,26 @@ def concatenated(outputs: Sequence[Any]) -> Any:
 def none_without_examples(outputs: Any, examples: tf.Tensor) -> Any:
     """Returns the outputs for a shard; no rows of them if the shard has no examples, and the step has run on a stand-in.
 
-    An output may have any number of rows per example.
+    Args:
+        outputs: nested tensors. One may have any number of rows per example.
+        examples: the number of examples, or their part of a batch.
     """
     end = tf.where(examples > 0, tf.int32.max, 0)
     return tf.nest.map_structure(lambda v: v if v.shape.rank == 0 else v[:end], outputs)
+
+
+def with_unknown_rows(batch: Any) -> Any:
+    """Returns a batch of a traced function whose shapes do not tell the number of examples.
+
+    Of batches that a program cuts itself the shapes of some shards change and those of others do not, as of 4 and then 1
+    example on 3 replicas. A replica that knows its number, and one that does not, would add up other tensors.
+    """
+
+    def unknown(value: Any) -> Any:
+        is_dense = tf.is_symbolic_tensor(value) and value.shape.rank
+        return tf.compat.v1.placeholder_with_default(value, [None, *value.shape[1:]]) if is_dense else value
+
+    return tf.nest.map_structure(unknown, batch)
 
 
 def rows_of(batch: Any) -> int | None:

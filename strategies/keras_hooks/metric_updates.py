@@ -50,7 +50,7 @@ def install() -> None:
 
 def _update_function(original: Callable[..., Any], metric: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
     """Updates a metric that is made of a function; on the whole batch if that has not a number for each example."""
-    replica = replica_context.with_share()
+    replica = replica_context.that_counts()
     if replica is None:
         return original(metric, y_true, y_pred, sample_weight)
     numbers: list[Any] = []
@@ -91,7 +91,7 @@ def _update_with_whole_batch(
 
 def _update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
     """Counts a number for a whole batch by the replica's share, so that the replicas together count it once."""
-    replica = replica_context.with_share()
+    replica = replica_context.that_counts()
     if replica is None or not _is_number_of_batch(values, replica):
         return original(metric, values, sample_weight)
     has_same_weight = isinstance(sample_weight, _SAME_WEIGHTS)
@@ -122,7 +122,7 @@ def _is_number_of_batch(values: Any, replica: Replica) -> bool:
 
 def _update_sum(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
     """Counts a number that is the same on every replica by the replica's share; an integer on the first one."""
-    replica = replica_context.with_share()
+    replica = replica_context.that_counts()
     if replica is not None and isinstance(sample_weight, _SAME_WEIGHTS) and _is_same_everywhere(metric, values, replica.rows):
         if replica.recorded is not None:
             metric_trial.settle(replica, metric)

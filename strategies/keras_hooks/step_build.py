@@ -92,8 +92,8 @@ def _symbolic(value: Any) -> Any:
 
 def _gradient(original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
     if not is_building():
-        if not args and kwargs.get("output_gradients") is None:
-            kwargs["output_gradients"] = gradients_in_full(target, sources)
+        if not args:
+            kwargs["output_gradients"] = gradients_in_full(target, sources, kwargs.get("output_gradients"))
         try:
             return original(tape, target, sources, *args, **kwargs)
         except ValueError:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas import added_losses, replica_context
 from tfdist.strategies.keras_hooks.replicas.function_arguments import operations_behind
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
 from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 from tfdist.strategies.private_api import KerasVariable, patches
 
@@ -64,28 +65,39 @@ def _sum_added_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
     return tf.math.divide_no_nan(total, tf.cast(part, total.dtype))
 
 
-def gradients_in_full(target: Any, sources: Any) -> Any:
-    """Returns the `output_gradients` of a tape with which a sum over the examples counts in full; None for another target.
+def gradients_in_full(target: Any, sources: Any, given: Any = None) -> Any:
+    """Returns the `output_gradients` of a tape with which sums over the examples count in full, and `given` for other targets.
 
-    Of a loss for each example TensorFlow takes the gradient of its sum. A trial has to find that the target is a sum, and that
-    the step uses it: it may divide by the number of examples itself.
+    Of a loss for each example TensorFlow takes the gradient of its sum. A trial has to find that the targets are sums, and that
+    the step uses them: it may divide by the number of examples itself.
 
     Args:
-        target: what the tape differentiates.
+        target: what the tape differentiates, nested tensors.
         sources: by what. The trial tells targets apart by the first variable.
+        given: the `output_gradients` of the program: a number for each target; None stands for ones.
     """
-    if (replica := replica_context.with_share()) is None:
-        return None
+    replica, first = replica_context.with_share(), next(iter(tf.nest.flatten(sources)), None)
+    targets = tf.nest.flatten(target)
+    weights = [None] * len(targets) if given is None else tf.nest.flatten(given)
+    if replica is None or not isinstance(first, KerasVariable) or len(weights) != len(targets):
+        return given
+    found = [_of_target(replica, first, *each) for each in zip(targets, weights, strict=True)]
+    if all(each is None for each in found):
+        return given
+    return [weight if each is None else each for each, weight in zip(found, weights, strict=True)]
+
+
+def _of_target(replica: Replica, first: Any, target: Any, weight: Any) -> Any:
+    """Returns the gradient of one target with which it counts in full; None if it is no sum over the examples."""
     is_number = tf.is_symbolic_tensor(target) and target.shape.rank == 0
     if not is_number and not is_for_each_example(target, replica.rows):
         return None
-    if not isinstance(first := next(iter(tf.nest.flatten(sources)), None), KerasVariable):
-        return None
+    weight = tf.ones_like(target) if weight is None else tf.cast(weight, target.dtype)
     if replica.recorded is None:
         is_sum = added_losses.has_gradients_of_sums(replica.model, first)
-        return added_losses.in_full(replica, tf.ones_like(target))[0] if is_sum else None
-    added_losses.tried_out(replica, first, target)
-    return tf.ones_like(target) / tf.cast(replica.examples, target.dtype) if id(first) in replica.as_means else None
+        return added_losses.in_full(replica, weight)[0] if is_sum else None
+    added_losses.tried_out(replica, first, target * weight)
+    return weight / tf.cast(replica.examples, target.dtype) if id(first) in replica.as_means else None
 
 
 def is_for_each_example(loss: Any, rows: int | None) -> bool:

@@ -80,6 +80,7 @@ class Replica:
         compiled: copies of the functions that XLA compiles inside the step, as (copy, function), by the id of the function.
         compiling: the name of the innermost of these functions that is traced; None outside of them.
         model: the Keras model of the step; None if the strategy does not say.
+        predicts: whether it predicts: `share` is for what metrics count and layers assign, and no loss counts.
         agree: called with what the step does next, if it runs eagerly and other tasks have to do the same, else None.
     """
 
@@ -132,6 +133,7 @@ class Replica:
     compiled: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     compiling: str | None = None
     model: Any = None
+    predicts: bool = False
     agree: Callable[[str], None] | None = None
 
 
@@ -148,7 +150,13 @@ def current() -> Replica | None:
 
 
 def with_share() -> Replica | None:
-    """Returns the current replica; None outside of tfdist's step functions and for one that is alone."""
+    """Returns the current replica; None outside of tfdist's step functions, for one that is alone, or that predicts."""
+    replica = that_counts()
+    return None if replica is None or replica.predicts else replica
+
+
+def that_counts() -> Replica | None:
+    """Returns the current replica, for what metrics count, if it predicts, too; None outside of steps and for one alone."""
     replica = current()
     return None if replica is None or replica.share is None else replica
 

@@ -107,6 +107,7 @@ IN_ONE_TASK = (  # Two replicas. What they compute of several replicas, other ca
     "a_model_of_the_same_weights_with_another_loss",
     "optimizers_that_change_gradients",
     "predictions_that_are_no_rows",
+    "what_predict_counts",
 )
 OF_THREE = (
     "last_batch_smaller_than_the_number_of_replicas",
@@ -134,6 +135,8 @@ OF_TASKS = (  # As above, the other way round.
     "sharding_that_the_user_has_set",
     "what_cannot_work_says_so",
     "spectrograms",
+    "what_predict_counts",
+    "losses_of_whole_batches_of_changing_sizes",
 )
 OF_BOTH = (  # Where several tasks with several replicas differ from both.
     "the_same_with_steps_per_execution",

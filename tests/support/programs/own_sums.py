@@ -41,6 +41,21 @@ class Sums(keras.Model):
         return self.counted(*data)
 
 
+class SumsOfTargets(Sums):
+    """Takes gradients of two sums at once, and of numbers for each example with `output_gradients`."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            errors = ops.abs(self.net(x, training=True) - y)
+            losses = [ops.sum(errors), ops.mean(ops.square(errors), axis=-1)]
+        first, second = self.net.layers[0].trainable_variables, self.net.layers[-1].trainable_variables
+        gradients = tape.gradient(losses, first)
+        gradients += tape.gradient(losses[1], second, output_gradients=2 * tf.ones_like(losses[1]))
+        self.optimizer.apply(gradients, [*first, *second])
+        return self.counted(x, y)
+
+
 class SumOfErrors(keras.Model):
     """Its own `compute_loss` adds up."""
 
@@ -58,7 +73,12 @@ class SumOfErrors(keras.Model):
 @case
 def sums_over_the_batch(scope):
     results = {}
-    for name, make in {"step": Sums, "random step": lambda: Sums(drops=True), "loss": SumOfErrors}.items():
+    for name, make in {
+        "step": Sums,
+        "random step": lambda: Sums(drops=True),
+        "targets": SumsOfTargets,
+        "loss": SumOfErrors,
+    }.items():
         with scope():
             model = make()
             model.compile(keras.optimizers.SGD(0.001))
@@ -143,6 +163,53 @@ def predictions_that_are_no_rows(scope):
     with scope():
         model = Codes()
     return {name: value.tolist() for name, value in model.predict(X[:50], batch_size=25, verbose=0).items()}
+
+
+class Counts(keras.Model):
+    """Counts in its `predict_step`."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1)
+        self.rows = self.add_weight(initializer="zeros", trainable=False, aggregation="sum")
+        self.sum, self.steps = keras.metrics.Sum(), keras.metrics.Sum()
+        self.mean = keras.metrics.Mean()
+        self.largest = keras.metrics.MeanMetricWrapper(lambda y_true, y_pred: ops.max(y_pred))
+
+    def call(self, x):
+        return self.dense(x)
+
+    def predict_step(self, x):
+        y = self(x)
+        self.rows.assign_add(ops.cast(ops.shape(x)[0], "float32"))
+        self.sum.update_state(y)
+        self.steps.update_state(1)
+        self.mean.update_state(ops.mean(y))
+        self.largest.update_state(y, y)
+        return y
+
+
+@case
+def what_predict_counts(scope):
+    """The last batch has fewer examples than there are replicas."""
+    with scope():
+        model = Counts()
+    results = {"predicted": model.predict(X[:13], batch_size=4, verbose=0)[:, 0].tolist(), "rows": float(model.rows.numpy())}
+    return results | {name: float(getattr(model, name).result()) for name in ("sum", "steps", "mean", "largest")}
+
+
+@case
+def losses_of_whole_batches_of_changing_sizes(scope):
+    """Of 3 examples and of 1 the second replica has one, real or repeated, and the first one another number."""
+
+    def log_sum(y_true, y_pred):
+        return ops.logsumexp(y_pred - y_true)
+
+    with scope():
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), log_sum, metrics=[log_sum])
+    logs = [getattr(model, f"{name}_on_batch")(X[:n], Y[:n]) for name in ("train", "test") for n in (3, 1, 5)]
+    return {"logs": np.array(logs, float).ravel().tolist(), "weights": weights_of(model)}
 
 
 @case
