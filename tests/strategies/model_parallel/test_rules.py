@@ -391,9 +391,7 @@ def test_every_function_gives_what_it_gives_on_whole_tensors(name):
         if any(each.dtype.kind not in "biufc" for each in expected):
             continue
         for axes in ((0, None), (1, None), (1, 1), (0, 1), (None, 0)):
-            args, kwargs = arguments(
-                *(each if axis is None else split(each, axis) for each, axis in zip((x, y), axes, strict=True))
-            )
+            args, kwargs = arguments(*(v if axis is None else split(v, axis) for v, axis in zip((x, y), axes, strict=True)))
             found = function(*args, **kwargs)
             found = [found] if isinstance(found, SplitTensor) else tf.nest.flatten(found)
             assert len(found) == len(expected), (call, axes)
