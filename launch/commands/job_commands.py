@@ -67,6 +67,9 @@ def main(argv: list[str]) -> int:
             print(USAGE[verb], end="")
             return 0
         if verb == "status":
+            forms = [f"--{name}" for name in ("json", "mermaid", "svg") if values[name].present]
+            if len(forms) > 1:
+                raise UsageError(f"status: {' and '.join(forms)} are different forms of the answer; give one of them")
             if values["mermaid"].value or values["svg"].value is not None:
                 form = "--svg FILE" if values["svg"].value else "--mermaid"
                 return _picture(_one(words, f"status {form}"), values["svg"].value)

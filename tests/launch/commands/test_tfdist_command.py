@@ -84,6 +84,7 @@ def test_help_and_status_do_not_import_tensorflow(words, tmp_path):
         (["run", "-n", "1", "--detach", "--state_file", "x", "here.py"], "--state_file goes without --detach"),
         (["completion", "tcsh"], "expected one of bash, zsh, fish"),
         (["status", "--svg", "x.svg"], "expected one HANDLE"),
+        (["status", "--json", "--mermaid", "local://1"], "--json and --mermaid are different forms"),
         (["run", "-n", "1", "--env", "=x", "here.py"], "--env: expected NAME=... or NAME"),
         (["status", "--josn"], "Did you mean: json"),
         (["status", "x"], "'x' is not a handle; expected BACKEND://ID"),
