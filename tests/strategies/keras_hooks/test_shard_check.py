@@ -16,6 +16,7 @@ WARNED = {
     "a_mean_in_a_sum_over_the_replicas": 'has aggregation="sum", something that is no sum over the examples',
     "normalized_by_hand": ONE_BY_ONE,
     "a_sum_and_a_regularizer": "an update depends on the number of examples",
+    "a_sum_beside_the_larger_mean_of_another_optimizer": "an update depends on the number of examples",
     "a_sum_of_keras_divided_by_hand": "an update depends on the number of examples",
     "clips_gradients_when_they_are_large": "it clips its gradients, which are those of a shard",
     "scales_gradients_by_their_norm": "the step computes with its gradients",

@@ -273,25 +273,43 @@ def a_moving_average():
     return own("a_moving_average", before=before)
 
 
-@case
-def two_optimizers():
+def two_nets(name, first_loss):
+    """Returns a model of two networks with an optimizer each. The second one's loss is a mean."""
+
     class Two(keras.Model):
         def __init__(self):
-            super().__init__(name="two_optimizers")
+            super().__init__(name=name)
             self.first, self.second = small(), small()
             self.others = keras.optimizers.Adam(0.01)
 
         def train_step(self, data):
             x, y = data
-            for net, optimizer in ((self.first, self.optimizer), (self.second, self.others)):
+            for net, optimizer, loss_of in ((self.first, self.optimizer, first_loss), (self.second, self.others, large_mean)):
                 with tf.GradientTape() as tape:
-                    loss = ops.mean((net(x, training=True) - y) ** 2)
+                    loss = loss_of(net, net(x, training=True), y)
                 optimizer.apply(tape.gradient(loss, net.trainable_variables), net.trainable_variables)
             return {"loss": loss}
 
     model = Two()
     model.compile("sgd")
     return model
+
+
+def large_mean(net, z, y):
+    return 1000 * ops.mean((z - y) ** 2)
+
+
+@case
+def two_optimizers():
+    return two_nets("two_optimizers", large_mean)
+
+
+@case
+def a_sum_beside_the_larger_mean_of_another_optimizer():
+    def loss(net, z, y):
+        return ops.sum((z + keras.random.normal(ops.shape(z)) - y) ** 2) + sum(ops.sum(v**2) for v in net.trainable_variables)
+
+    return two_nets("a_sum_beside_the_larger_mean_of_another_optimizer", loss)
 
 
 @case
