@@ -6,7 +6,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.checks import metric_sums, metric_trial, step_trial
-from tfdist.strategies.keras_hooks.interface import is_data_parallel
 from tfdist.strategies.keras_hooks.replicas import own_values, replica_context
 from tfdist.strategies.keras_hooks.replicas.same_rows import depends_on_batch
 from tfdist.strategies.private_api import SyncOnReadVariable, in_stateless_scope, patches
@@ -46,8 +45,7 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
 
 def _is_sum(replica: replica_context.Replica, variable: Any) -> bool:
     """Returns whether TensorFlow assigns a variable the sum of what the replicas assign."""
-    is_sum = (variable.aggregation, variable.synchronization) == ("sum", "auto")
-    return is_sum and replica.share is not None and is_data_parallel(replica.strategy)
+    return replica.share is not None and (variable.aggregation, variable.synchronization) == ("sum", "auto")
 
 
 def _assign_add(original: Callable[..., Any], variable: Any, value: Any, sign: int = 1) -> Any:
