@@ -158,9 +158,10 @@ def test_an_evaluator_that_is_killed_is_started_again_and_misses_none(start, pro
     job = start("-m", "tfdist.launch", *arguments)
     wait_until(lambda: (tmp_path / "job/evaluator/state.json").exists() and len(state(tmp_path / "job")) == 2, job)
     os.kill(job.pid_of("evaluator:0"), signal.SIGKILL)
+    said = "evaluator:0 ended early: it was killed by SIGKILL; the training continues, and the task is restarted"
+    wait_until(lambda: said in job.output, job)
     (tmp_path / "go").touch()
     assert job.wait(400) == 0, job.output
-    assert "evaluator:0 ended early: it was killed by SIGKILL; the training continues, and the task is restarted" in job.output
     assert [entry["epoch"] for entry in state(tmp_path / "job")] == [1, 2, 3, 4, 5]
     chief, evaluator = read_json("chief.json"), read_json("evaluator.json")
     assert evaluator["epochs"] == [0, 1, 2, 3, 4]

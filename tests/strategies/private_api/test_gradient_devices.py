@@ -13,7 +13,7 @@ def test_gradients_are_computed_on_the_devices_of_the_parts():
         split = SplitTensor(parts=parts, axis=1, devices=tuple(OTHERS))
         with tf.device(FIRST), tf.GradientTape() as tape:
             tape.watch(parts)
-            loss = tf.add_n([tf.reduce_sum(tf.matmul(x, part)) for _, part in split.placed()])
+            loss = tf.add_n(split.each(lambda number, part: tf.reduce_sum(tf.matmul(x, part))))
         with tf.device(FIRST):
             return tape.gradient(loss, parts)
 
