@@ -10,13 +10,15 @@ Each run is a job of its own on this machine, with 3 workers or as many as `--wo
 asleep, as on a device of its own, so that a worker that is away costs its share. Every N seconds a random worker gets SIGKILL
 (`--fail_at random`, with a seed). Goodput is the number of different steps per second, from the first step to the last, in per
 cent of that without faults: of the runs right before and right after, else of the last one, because machines change with the
-hours. Every run is accounted for exactly, or its row says what is missing: each epoch counts each example once, and the
-optimizer counts the updates.
+hours. "Faults took" is the part of the time of restarts and of steps made twice, if all workers make each step together. Every
+run is accounted for exactly, or its row says what is missing: each epoch counts each example once, and the optimizer counts the
+updates.
 
 Memory, threads, descriptors, listening ports and temporary files are those of the tasks that are never killed, as medians over
 an early and a late part of the run. Results go to `goodput.jsonl`, and from there into `goodput.md`.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -40,6 +42,9 @@ flags.DEFINE_integer("seed", 1, "Seed of the faults.")
 HERE = Path(__file__).resolve().parent
 RESULTS, TABLE = HERE / "goodput.jsonl", HERE / "goodput.md"
 STEP_SECONDS, BATCH, EPOCH = 0.1, 8, 120
+PAUSE_SECONDS = 0.8
+"""A step that takes so long is one after a restart."""
+
 SAY_SECONDS = 30.0
 EARLY, LATE = (0.25, 0.4), (0.85, 1.0)
 SURVIVORS = ("launcher", "parent of the tasks", "chief", "ps")
@@ -160,6 +165,14 @@ def steps_of(folder: Path) -> list[tuple[float, int]]:
     return [(float(moment), int(number)) for moment, number in map(str.split, lines)]
 
 
+def part_of_faults(steps: list[tuple[float, int]]) -> float:
+    """Returns the part of the time of restarts, and of steps that were made twice, if all workers make each step together."""
+    pairs = [(after[0] - before[0], before[1] + 1 - after[1]) for before, after in itertools.pairwise(steps)]
+    usual = statistics.mean(seconds for seconds, _ in pairs if seconds < PAUSE_SECONDS)
+    pauses = [(seconds - usual, again) for seconds, again in pairs if seconds >= PAUSE_SECONDS]
+    return sum(seconds + again * usual for seconds, again in pauses) / (steps[-1][0] - steps[0][0])
+
+
 def run(strategy: str, workers: int, every: int, minutes: float, seed: int) -> dict[str, object]:
     """Makes one run; returns what was measured."""
     together = 1 if strategy == "multi_worker_mirrored" else workers  # Steps at the same time.
@@ -209,7 +222,9 @@ def run(strategy: str, workers: int, every: int, minutes: float, seed: int) -> d
     return {
         "strategy": strategy, "workers": workers, "every": every, "seed": seed, "exit": job.returncode, "seconds": seconds,
         "faults": text.count("--fail_at sends"), "steps": different, "expected": total, "repeated": len(steps) - different,
-        "speed": different / seconds if seconds else 0.0, "usage": parts_of(samples), "cores": os.cpu_count(), **counts,
+        "speed": different / seconds if seconds else 0.0,
+        "faults_took": part_of_faults(steps) if together == 1 and different > 1 else None,
+        "usage": parts_of(samples), "cores": os.cpu_count(), **counts,
     }  # fmt: skip
 
 
@@ -237,8 +252,9 @@ def write_table() -> None:
     rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in map(json.loads, RESULTS.read_text().splitlines()):
         rows.setdefault((row["strategy"], row.get("workers", 3)), []).append(row)
-    names = "strategy | workers | a fault every | seconds | faults | steps/s | goodput | steps made twice | updates | examples"
-    lines = [f"| {names} |", "|---" * 10 + "|"]
+    names = ("strategy", "workers", "a fault every", "seconds", "faults", "steps/s", "goodput", "faults took",
+             "steps made twice", "updates", "examples")  # fmt: skip
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     usages = ["| strategy | workers | a fault every | process | MB | threads | descriptors | ports |", "|---" * 8 + "|"]
     for strategy, workers in sorted(rows, key=lambda key: (STRATEGIES.index(key[0]), -key[1])):
         of_kind = rows[strategy, workers]
@@ -252,8 +268,9 @@ def write_table() -> None:
             more = each.get("updates", 0) - each["steps"]
             end = "" if each["exit"] == 0 else f" **exit code {each['exit']}**"
             fault = f"{every} s" if every else "-"
+            took = f"{100 * each['faults_took']:.1f} %" if every and each.get("faults_took") else ""
             lines.append(f"| {kind} | {fault} | {each['seconds']:.0f} | {each['faults']} | {each['speed']:.1f} | "
-                         f"{goodput(of_kind, place) if every else '100 %'}{end} | {each['repeated']} | "
+                         f"{goodput(of_kind, place) if every else '100 %'}{end} | {took} | {each['repeated']} | "
                          f"{each['steps']}{f' {more:+d}' if more else ''} | {exact} |")  # fmt: skip
             for name in SURVIVORS:
                 if values := each["usage"].get(name):
