@@ -217,7 +217,7 @@ class TrainingLoop:
     # Traced.
 
     def _step_on_shards(self, element: Any, small: bool, cut: bool = False) -> Any:
-        """Runs a step on a batch. `cut` says that the program has cut it, so that its shapes are not those of the next one."""
+        """Runs a step on a batch. If the program has `cut` it, the next one may have other shapes."""
         with self._strategy.extended.tracing():
             shares = self._layout.shares(element["examples"])
             begun = self._metrics.begin()
@@ -316,6 +316,6 @@ def is_distributed(batch: Any) -> bool:
 
 
 def share_of(shard: Any) -> Any:
-    """Returns which part of a batch a replica has of which each knows its own part only. All have to call it."""
+    """Returns the replica's part of a batch of which each replica knows its own shard alone. All of them have to call it."""
     own = tf.cast(examples_of(shard), tf.float32)
     return tf.math.divide_no_nan(own, all_reduce_sum([own])[0])

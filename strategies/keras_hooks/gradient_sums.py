@@ -7,15 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.held_optimizers import variables_of
-from tfdist.strategies.keras_hooks.replicas.same_rows import (
-    DISTINCT,
-    OF_EXAMPLES,
-    SAME,
-    Pieces,
-    each_once,
-    joined,
-    pieces_of,
-)
+from tfdist.strategies.keras_hooks.replicas.same_rows import DISTINCT, OF_EXAMPLES, SAME, Pieces, each_once, joined, pieces_of
 
 
 def pieces_of_all(optimizer: Any, gradients: Sequence[Any], variables: Any) -> list[Pieces]:

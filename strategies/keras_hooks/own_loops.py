@@ -16,7 +16,7 @@ from tfdist.strategies.keras_hooks.replicas.same_rows import with_values
 
 
 def apply(original: Callable[..., Any], optimizer: Any, grads: list[Any], trainable_variables: list[Any] | None) -> Any:
-    """Applies gradients outside of `fit`. The first argument is Keras' `apply`; the others are those of that."""
+    """Applies gradients outside of `fit`. `original` is Keras' `apply`, which gets the other arguments."""
     if (strategy := _strategy_outside_of_run(optimizer, trainable_variables)) is not None:
         strategy.tfdist_hooks.check_own_loop()
         adopt_optimizer(optimizer, strategy)
