@@ -3,7 +3,7 @@
 import pytest
 from costs_of import MODEL, measured
 
-from tfdist.planner import simulated
+from tfdist.planner import events, simulated
 from tfdist.planner.costs import HOP_SECONDS, Costs
 from tfdist.planner.events import QUEUED, Clock, Links, Machine
 from tfdist.planner.option import Hardware, Option
@@ -32,6 +32,13 @@ def test_workers_that_share_nothing_do_not_slow_each_other(strategy, workers):
     assert speed(strategy, workers, period=4) == pytest.approx(workers / STEP, rel=0.01)
 
 
+@pytest.fixture
+def small_messages_pass(monkeypatch):
+    """A small message does not wait for large ones on its machine."""
+    monkeypatch.setattr(events, "QUEUED", 0)
+
+
+@pytest.mark.usefixtures("small_messages_pass")
 @pytest.mark.parametrize("workers", [4, 24])
 def test_what_all_share_bounds_the_speed_and_the_bound_is_reached(workers):
     narrow, seconds = Network(1e8, 0.0, 4), 1e6 / 1e8  # Each worker needs the link of the ps for as long as for a step.
@@ -56,7 +63,8 @@ def test_what_all_share_bounds_the_speed_and_the_bound_is_reached(workers):
 
 def test_a_lone_worker_waits_for_every_part():
     network, seconds = Network(1e8, 0.002, 4), 0.01
-    messages = 4 * 0.002  # The call, its end, and how the chief fetches the result.
+    # The call, what the worker asks the ps for, the answer to its push, its end, and how the chief fetches the result.
+    messages = 6 * 0.002
     parts = STEP + 0.003 + 0.004 + 0.005 + 2 * (seconds + 0.002) + messages
     assert speed("parameter_server", 1, network=network, worker=0.003, server=0.004, chief=0.005) == pytest.approx(1 / parts)
 
@@ -145,6 +153,7 @@ def test_a_ring_on_one_machine_needs_its_cores_for_each_worker():
     assert simulate(way, Network(1e12, 0.0, 2)).speed == pytest.approx(1 / (8 * (STEP + 0.004) / 2 + hops), rel=0.05)
 
 
+@pytest.mark.usefixtures("small_messages_pass")
 def test_workers_without_order_keep_that_in_which_they_began():
     """Two that begin together pull together and push together; in turns they are twice as fast."""
     way, network = Way(Option("parameter_server", 2, 1, chief_apart=True), 1e-6, sent=(1e6,)), Network(1e8, 0.0, 4)
@@ -154,6 +163,17 @@ def test_workers_without_order_keep_that_in_which_they_began():
         speeds.append(served.run(lambda worker, served=served, part=part: served.begin(worker, part * worker)).speed)
     assert speeds == pytest.approx([50, 80, 100], rel=0.02)
     assert 55 < without_order(way, network).speed < 85
+
+
+@pytest.mark.parametrize(("sender", "messages"), [("server", 1), ("worker", 3)])
+def test_a_step_waits_for_what_its_ps_and_its_worker_have_queued_for_others(sender, messages):
+    network, seconds = Network(1e8, 0.0, 4), 1e6 / 1e8
+    served = ParameterServer(Way(Option("parameter_server", 1, 1, chief_apart=True), STEP, sent=(1e6,)), network)
+    machine = served.servers[0] if sender == "server" else served.workers[0]
+    served.links.send(machine, Machine(served.clock, "another", 1), 1e9, lambda: None)  # Until the end.
+    # The ps: its answer to a push. The worker: its request, and two messages to the chief. One of two transfers shares a link.
+    parts = STEP + 3 * seconds + messages * QUEUED / 1e8
+    assert served.run(lambda worker: served.begin(worker, 0.0)).speed == pytest.approx(1 / parts)
 
 
 def test_a_quota_makes_processors_slower_and_links_not():

@@ -54,7 +54,9 @@ class ParameterServer(Simulation):
         done = after_all(len(self.sent), lambda: self.links.tell(machine, self.chief, fetch))
 
         def send(number: int, size: float) -> None:
-            self.push(worker, number, size, lambda: self.serve(self.servers[number], way.server / 2, done))
+            server = self.servers[number]
+            applied = lambda: self.links.tell(server, machine, done)  # noqa: E731
+            self.push(worker, number, size, lambda: self.serve(server, way.server / 2, applied))
 
         def computed() -> None:
             for number, size in enumerate(self.sent):
@@ -63,7 +65,9 @@ class ParameterServer(Simulation):
         arrived = after_all(len(self.sent), lambda: machine.cores.run(self.compute(1) + way.worker, computed))
 
         def request(number: int, size: float) -> None:
-            self.serve(self.servers[number], way.server / 2, lambda: self.reply(number, worker, size, arrived))
+            server = self.servers[number]
+            read = lambda: self.reply(number, worker, size, arrived)  # noqa: E731
+            self.links.tell(machine, server, lambda: self.serve(server, way.server / 2, read))
 
         def pull() -> None:
             for number, size in enumerate(self.sent):
