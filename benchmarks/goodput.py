@@ -158,11 +158,26 @@ def survivors(job: int, folder: Path) -> dict[str, int]:
     return found
 
 
-def steps_of(folder: Path) -> list[tuple[float, int]]:
-    """Returns the moment and the number of each step."""
-    path = folder / "steps"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [(float(moment), int(number)) for moment, number in map(str.split, lines)]
+class Steps:
+    """The moment and the number of each step, of a file that grows. Reads each line once, so as not to slow a long run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+        self.all: list[tuple[float, int]] = []
+        self.numbers: set[int] = set()
+
+    def read(self) -> None:
+        """Reads the lines that are new."""
+        if not self._path.exists():
+            return
+        with open(self._path, "rb") as file:
+            file.seek(self._offset)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for moment, number in map(bytes.split, whole.splitlines()):
+            self.all.append((float(moment), int(number)))
+            self.numbers.add(int(number))
 
 
 def part_of_faults(steps: list[tuple[float, int]]) -> float:
@@ -190,6 +205,7 @@ def run(strategy: str, workers: int, every: int, minutes: float, seed: int) -> d
                 cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
         samples: list[tuple[float, dict[str, dict[str, float]]]] = []
+        steps = Steps(folder / "steps")
         begin = said = time.monotonic()
         limit = begin + minutes * 60 * 4 + 120
         try:
@@ -197,8 +213,8 @@ def run(strategy: str, workers: int, every: int, minutes: float, seed: int) -> d
                 if time.monotonic() > limit:
                     job.terminate()
                 time.sleep(2.0)
-                steps = steps_of(folder)
-                done = len({number for _, number in steps}) / total
+                steps.read()
+                done = len(steps.numbers) / total
                 if time.monotonic() > said + SAY_SECONDS:
                     said = time.monotonic()
                     faults = (folder / "output").read_text(errors="replace").count("--fail_at sends")
@@ -215,15 +231,15 @@ def run(strategy: str, workers: int, every: int, minutes: float, seed: int) -> d
         text = (folder / "output").read_text(errors="replace")
         if job.returncode:
             print(text[-4000:], file=sys.stderr)
-        steps = steps_of(folder)
+        steps.read()
         counts = json.loads((folder / "counts").read_text()) if (folder / "counts").exists() else {}
-        seconds = steps[-1][0] - steps[0][0] if steps else 0.0
-    different = len({number for _, number in steps})
+    seconds = steps.all[-1][0] - steps.all[0][0] if steps.all else 0.0
+    different = len(steps.numbers)
     return {
         "strategy": strategy, "workers": workers, "every": every, "seed": seed, "exit": job.returncode, "seconds": seconds,
-        "faults": text.count("--fail_at sends"), "steps": different, "expected": total, "repeated": len(steps) - different,
+        "faults": text.count("--fail_at sends"), "steps": different, "expected": total, "repeated": len(steps.all) - different,
         "speed": different / seconds if seconds else 0.0,
-        "faults_took": part_of_faults(steps) if together == 1 and different > 1 else None,
+        "faults_took": part_of_faults(steps.all) if together == 1 and different > 1 else None,
         "usage": parts_of(samples), "cores": os.cpu_count(), **counts,
     }  # fmt: skip
 
