@@ -71,6 +71,7 @@ def train(folder: Path, epochs: int) -> None:
     import keras
     import numpy as np
     import tensorflow as tf
+    from seen import Seen
 
     notes = task["type"] == "chief" or (task["type"], task["index"]) == ("worker", 0)
 
@@ -86,20 +87,6 @@ def train(folder: Path, epochs: int) -> None:
                 sleeping = tf.raw_ops.SleepDataset(input_dataset=numbers, sleep_microseconds=half, **types)
                 (slept,) = tf.raw_ops.DatasetToSingleElement(dataset=sleeping, **types)
             return x + tf.stop_gradient(tf.cast(slept, x.dtype))
-
-    class Seen(keras.metrics.Metric):
-        """The count of the examples, and the sum of their numbers."""
-
-        def __init__(self, name="seen", **kwargs):
-            super().__init__(name=name, **kwargs)
-            self.sums = self.add_variable(shape=(2,), initializer="zeros", name="sums")
-
-        def update_state(self, y_true, y_pred, sample_weight=None):
-            ids = keras.ops.cast(y_true[:, 1], "float32")
-            self.sums.assign(self.sums + keras.ops.stack([keras.ops.sum(keras.ops.ones_like(ids)), keras.ops.sum(ids)]))
-
-        def result(self):
-            return {"examples": self.sums[0], "numbers": self.sums[1]}
 
     class Note(keras.callbacks.Callback):
         epoch = 0

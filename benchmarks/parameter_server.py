@@ -110,23 +110,30 @@ def without_order(name, steps, seconds):
     return by_fit(name, steps, seconds)
 
 
+def serve_by_hand():
+    """Serves with TensorFlow's servers, unchanged; with `--by_hand_bare` they keep freed memory."""
+    import tensorflow as tf
+
+    import tfdist
+
+    if not FLAGS.by_hand_bare:
+        os.environ["GLIBC_TUNABLES"] = ""  # For `keep_freed_memory`: the user has chosen. glibc has read it long ago.
+        make = tf.distribute.Server
+
+        def unchanged(*arguments, config, **options):
+            config.ClearField("experimental")
+            return make(*arguments, config=config, **options)
+
+        tf.distribute.Server = unchanged
+    tfdist.strategy()
+
+
 def by_hand(name, steps, seconds):
     import keras
     import tensorflow as tf
 
     if json.loads(os.environ["TF_CONFIG"])["task"]["type"] != "chief":
-        import tfdist
-
-        if not FLAGS.by_hand_bare:
-            os.environ["GLIBC_TUNABLES"] = ""  # For `keep_freed_memory`: the user has chosen. glibc has read it long ago.
-            make = tf.distribute.Server
-
-            def unchanged(*arguments, config, **options):
-                config.ClearField("experimental")
-                return make(*arguments, config=config, **options)
-
-            tf.distribute.Server = unchanged
-        tfdist.strategy()  # Serves.
+        serve_by_hand()
     from tfdist.dialects import from_environment
     from tfdist.strategies.runtime import shutdown
     from tfdist.strategies.runtime.peers import wait_for_tasks

@@ -138,8 +138,7 @@ class InRounds:
 
     def __init__(self, vectors, period, outer_rate, outer_momentum, fragments, delay, buffers=(), velocity=None, kick=0.0):
         groups, size = vectors.shape
-        bounds = [size * number // fragments for number in range(fragments + 1)]
-        self.parts = [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
+        self.parts = _parts(size, fragments)
         self.fragments = [Fragment(vectors[0, part], groups, outer_rate, outer_momentum) for part in self.parts]
         self.replicas = [
             [Replica(fragment, group, vectors[group, part]) for group in range(groups)]
@@ -194,6 +193,101 @@ class InRounds:
         return np.concatenate([fragment.parameters for fragment in self.fragments])
 
 
+class OneByOne:
+    """Synchronizes the groups one after the other, each with the global parameters.
+
+    Args:
+        vectors: the replicas, [groups, size].
+        between: updates between two pushes of a group, each of one fragment.
+        For the others see `train`.
+    """
+
+    def __init__(self, vectors, outer, between, outer_rate, outer_momentum, elastic_rate, fragments, delay, spread, waits):
+        self.groups = len(vectors)
+        start = vectors[0].copy()
+        self.parts = _parts(start.size, fragments)
+        self.is_elastic = outer == "elastic"
+        self.shards = [start[part].copy() for part in self.parts]
+        if not self.is_elastic:
+            self.shards = [GlobalParameters(outer, each, self.groups, outer_rate, outer_momentum) for each in self.shards]
+        self.elastic_rate = 0.9 / self.groups if elastic_rate is None else elastic_rate
+        self.vectors, self.baseline = vectors, vectors.copy()
+        self.between, self.delay, self.spread, self.waits = between, delay, spread, waits
+        self.in_flight = [None] * self.groups
+        self.turns = [0] * self.groups
+
+    def before_step(self, step):
+        """Pushes and pulls what is due before an update."""
+        for group in range(self.groups):
+            since = step - (group * self.between // self.groups if self.spread else 0)
+            begins = since >= 0 and since % self.between == 0
+            if begins or since % self.between == self.delay:
+                self._pull(group)
+            if begins:
+                self.in_flight[group] = self._push(group, self.turns[group] % len(self.parts))
+                self.turns[group] += 1
+                if self.delay == 0:
+                    self._pull(group)
+        if self.waits and step and step % (self.between * len(self.parts)) == 0:
+            self.vectors[:] = self.baseline[:] = self.shards[0].optimizer.parameters
+            self.in_flight = [None] * self.groups
+            self.shards[0].last_rounds = [self.shards[0].rounds] * self.groups
+
+    def _push(self, group, number):
+        part = self.parts[number]
+        replica, baseline = self.vectors[group, part].copy(), self.baseline[group, part].copy()
+        if self.is_elastic:
+            moved, self.shards[number] = oracles.elastic(replica, self.shards[number], self.elastic_rate)
+            return part, replica, moved
+        return part, replica, self.shards[number].take(group, replica - baseline, baseline)
+
+    def _pull(self, group):
+        if self.in_flight[group]:
+            part, replica, known = self.in_flight[group]
+            self.vectors[group, part] += known - replica
+            self.baseline[group, part] = known
+            self.in_flight[group] = None
+
+    def collect(self):
+        """Returns the global parameters with the progress of all groups."""
+        for group in range(self.groups):
+            self._pull(group)
+        for group in range(self.groups):
+            for number in range(len(self.parts)):
+                self._push(group, number)
+        return np.concatenate([shard if self.is_elastic else shard.optimizer.parameters for shard in self.shards])
+
+
+class InnerOptimizer:
+    """SGD with momentum, or Adam with Keras' values, of all groups.
+
+    Attributes:
+        buffers: momentum, and Adam's second moments, each [groups, size].
+    """
+
+    def __init__(self, name, vectors):
+        self.is_adam = name == "adam"
+        self.buffers = [np.zeros_like(vectors) for _ in range(1 + self.is_adam)]
+
+    def update(self, net, rate, step):
+        if not self.is_adam:
+            (velocity,) = self.buffers
+            velocity *= MOMENTUM
+            velocity -= np.float32(rate) * net.gradients
+            net.vectors += velocity
+            return
+        velocity, squares = self.buffers
+        velocity += np.float32(0.1) * (net.gradients - velocity)
+        squares += np.float32(0.001) * (net.gradients**2 - squares)
+        rate *= np.sqrt(1 - 0.999 ** (step + 1)) / (1 - 0.9 ** (step + 1))
+        net.vectors -= np.float32(rate) * velocity / (np.sqrt(squares) + np.float32(1e-7))
+
+
+def _parts(size, fragments):
+    bounds = [size * number // fragments for number in range(fragments + 1)]
+    return [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
+
+
 def train(
     outer,
     period,
@@ -239,107 +333,44 @@ def train(
     data = mnist1d()
     x, y = data["train"]
     generator = np.random.default_rng([seed, 1])
-    synchronous_ = outer == "synchronous"
-    members = 1 if synchronous_ else groups
+    members = 1 if outer == "synchronous" else groups
     net = Network(members, seed)
-    start = net.vectors[0].copy()
-    size = start.size
-    bounds = [size * number // fragments for number in range(fragments + 1)]
-    parts = [slice(a, b) for a, b in itertools.pairwise(bounds)]
-    shards = (
-        [start[part].copy() for part in parts]
-        if outer == "elastic"
-        else [GlobalParameters(outer, start[part], groups, outer_rate, outer_momentum) for part in parts]
-    )
-    elastic_rate = 0.9 / groups if elastic_rate is None else elastic_rate
-    baseline = net.vectors.copy()
-    in_flight = [None] * groups
-    turns = [0] * groups
-    velocity, squares = np.zeros_like(net.vectors), np.zeros_like(net.vectors)
+    optimizer = InnerOptimizer(inner, net.vectors)
 
     def rate_at(step):
         return rate * 0.5 * (1 + np.cos(np.pi * step / steps))
 
-    in_rounds = None
+    def period_at(step):
+        if plan is not None:
+            return next(each for end, each in plan if step < end * steps)
+        return period if qsr is None else int(max(period, min((qsr / max(rate_at(step), 1e-9)) ** 2, steps)))
+
+    rates = (outer_rate, outer_momentum)
+    synchronization = None
     if outer == "rounds":
-        averaged = [velocity, squares] if buffers is True and inner == "adam" else [velocity] if buffers else []
-
-        def period_at(step):
-            if plan is not None:
-                return next(each for end, each in plan if step < end * steps)
-            return period if qsr is None else int(max(period, min((qsr / max(rate_at(step), 1e-9)) ** 2, steps)))
-
-        rates = (outer_rate, outer_momentum)
-        in_rounds = InRounds(net.vectors, period_at, *rates, fragments, delay or 0, averaged, velocity, kick)
-    each = period // fragments
-    delay = (each if overlap else 0) if delay is None else delay
+        averaged = optimizer.buffers[: None if buffers is True else 1 if buffers else 0]
+        velocity = optimizer.buffers[0]
+        synchronization = InRounds(net.vectors, period_at, *rates, fragments, delay or 0, averaged, velocity, kick)
+    elif outer != "synchronous":
+        between = period // fragments
+        delay = (between if overlap else 0) if delay is None else delay
+        synchronization = OneByOne(net.vectors, outer, between, *rates, elastic_rate, fragments, delay, spread, waits)
     order, used = generator.permutation(len(y)), 0
-
-    def push(group, number):
-        part = parts[number]
-        replica = net.vectors[group, part].copy()
-        if outer == "elastic":
-            moved, shards[number] = oracles.elastic(replica, shards[number], elastic_rate)
-            return part, replica, moved
-        return part, replica, shards[number].take(group, replica - baseline[group, part], baseline[group, part].copy())
-
-    def pull(group, part, replica, known):
-        net.vectors[group, part] += known - replica
-        baseline[group, part] = known
-
     for step in range(steps):
         if used + groups * LOCAL_BATCH > len(y):
             order, used = generator.permutation(len(y)), 0
         rows = order[used : used + groups * LOCAL_BATCH].reshape(members, -1)
         used += groups * LOCAL_BATCH
-        if in_rounds:
-            if follows:
-                for fragment in in_rounds.fragments:
-                    fragment.beta = momentum_for(outer_rate, outer_momentum, rate_at(step) / rate, follows)
-            in_rounds.before_step(step)
-        elif not synchronous_:
-            for group in range(groups):
-                offset = group * each // groups if spread else 0
-                begins = step >= offset and (step - offset) % each == 0
-                if in_flight[group] and (begins or (step - offset) % each == delay):
-                    pull(group, *in_flight[group])
-                    in_flight[group] = None
-                if begins:
-                    in_flight[group] = push(group, turns[group] % fragments)
-                    turns[group] += 1
-                    if delay == 0:
-                        pull(group, *in_flight[group])
-                        in_flight[group] = None
-        if waits and step and step % period == 0:
-            net.vectors[:] = baseline[:] = shards[0].optimizer.parameters
-            in_flight = [None] * groups
-            shards[0].last_rounds = [shards[0].rounds] * groups
+        if follows:
+            for fragment in synchronization.fragments:
+                fragment.beta = momentum_for(outer_rate, outer_momentum, rate_at(step) / rate, follows)
+        if synchronization:
+            synchronization.before_step(step)
         net.differentiate(x[rows], y[rows])
-        now = rate_at(step)
-        if in_rounds and attract:
-            in_rounds.attract(attract)
-        if inner == "adam":  # Keras' values: 0.9, 0.999, 1e-7.
-            velocity += np.float32(0.1) * (net.gradients - velocity)
-            squares += np.float32(0.001) * (net.gradients**2 - squares)
-            now *= np.sqrt(1 - 0.999 ** (step + 1)) / (1 - 0.9 ** (step + 1))
-            net.vectors -= np.float32(now) * velocity / (np.sqrt(squares) + np.float32(1e-7))
-            continue
-        velocity *= MOMENTUM
-        velocity -= np.float32(now) * net.gradients
-        net.vectors += velocity
-    if synchronous_:
-        final = net.vectors[0]
-    elif in_rounds:
-        final = in_rounds.collect()
-    else:
-        for group in range(groups):
-            if in_flight[group]:
-                pull(group, *in_flight[group])
-        for group in range(groups):
-            for number in range(fragments):
-                push(group, number)
-        final = np.concatenate([c if outer == "elastic" else c.optimizer.parameters for c in shards])
-    final = np.nan_to_num(final)
+        if attract:
+            synchronization.attract(attract)
+        optimizer.update(net, rate_at(step), step)
+    final = np.nan_to_num(synchronization.collect() if synchronization else net.vectors[0])
     return Network.accuracy(final, *data["validation"]), Network.accuracy(final, *data["test"])
 
 

@@ -51,26 +51,13 @@ def soak(strategy, seconds, seed, folder):
     """
     import keras
     import numpy as np
+    from seen import Seen
 
     ids = np.arange(EXAMPLES, dtype="float32")
     x = np.stack([ids / EXAMPLES, np.sin(ids), np.cos(ids)], axis=1).astype("float32")
     y = np.stack([x.sum(axis=1), ids], axis=1)
     expected = {"examples": EXAMPLES, "numbers": EXAMPLES * (EXAMPLES - 1) / 2}
     chance, totals = random.Random(seed), Counter()
-
-    class Seen(keras.metrics.Metric):
-        """The count of the examples, and the sum of their numbers."""
-
-        def __init__(self, name="seen", **kwargs):
-            super().__init__(name=name, **kwargs)
-            self.sums = self.add_variable(shape=(2,), initializer="zeros", name="sums")
-
-        def update_state(self, y_true, y_pred, sample_weight=None):
-            ids = keras.ops.cast(y_true[:, 1], "float32")
-            self.sums.assign(self.sums + keras.ops.stack([keras.ops.sum(keras.ops.ones_like(ids)), keras.ops.sum(ids)]))
-
-        def result(self):
-            return {"examples": self.sums[0], "numbers": self.sums[1]}
 
     def loss(y_true, y_pred):
         return keras.ops.mean(keras.ops.square(y_true[:, :1] - y_pred), axis=-1)

@@ -336,14 +336,15 @@ def _check(cluster: Cluster) -> None:
             f"the training should begin with {cluster.min_workers} workers (min_workers), and this cluster has "
             f"{len(cluster.job('worker'))}; expected a whole number from 1 to that",
         )
-    for what, groups, job in (
-        ("worker group", cluster.worker_groups, "worker"),
-        ("server group", cluster.server_groups, "ps"),
-    ):
-        ranks = sorted(rank for group in groups for rank in group)
-        expected = sum(task.slots for task in cluster.job(job))
-        if ranks != list(range(expected)) or not all(groups):
-            raise error(f"the {what}s do not hold each of the {expected} {job} ranks exactly once")
+    _check_groups(cluster, "worker group", cluster.worker_groups, "worker")
+    _check_groups(cluster, "server group", cluster.server_groups, "ps")
+
+
+def _check_groups(cluster: Cluster, what: str, groups: Groups, job: str) -> None:
+    ranks = sorted(rank for group in groups for rank in group)
+    expected = sum(task.slots for task in cluster.job(job))
+    if ranks != list(range(expected)) or not all(groups):
+        raise cluster.source.error(f"the {what}s do not hold each of the {expected} {job} ranks exactly once")
 
 
 def _check_addresses(cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ _COLON = re.compile(r"\\?[\"']?\s{0,3}:\s{0,3}(?=\\?[\"'])")
 _PORT = re.compile(r"[0-9]{1,5}(?![^/?,;)\]])", re.ASCII)
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*", re.ASCII)
 _PLACEHOLDER = re.compile(r"""[`'"({\[]*(?:\.\.\.)[`'")}\]]*[.,;:]?""")
-_BLANK = re.compile(r"\s*")
+_BLANKS = re.compile(r"\s*")
 
 _SECRETS = ("password", "passwd", "passphrase", "secret", "token")
 _WORDS = {"pwd", "auth", "credential", "credentials", "privatekey", "apikey", "accesskey"}
@@ -29,13 +29,13 @@ def without_secrets(text: str) -> str:
     """
     parts: list[str] = []
     done = 0
-    variables_at = _skip(_BLANK, text, len(text) - len(text.lstrip("$ ")))
+    variables_at = _after_blanks(text, len(text) - len(text.lstrip("$ ")))
     for match in _NAME.finditer(text):
         name, end = match[0], match.end()
         if match.start() < done:
             continue
         if name in _BEFORE_VARIABLES:
-            variables_at = _skip(_BLANK, text, end + text.startswith("=", end))
+            variables_at = _after_blanks(text, end + text.startswith("=", end))
             continue
         is_before_program = match.start() == variables_at and not name.startswith("-")
         value = _value(text, name, end, is_before_program)
@@ -49,7 +49,7 @@ def without_secrets(text: str) -> str:
         parts += text[done:value], "***" if last > value else ""
         done = last
         if is_before_program:
-            variables_at = _skip(_BLANK, text, last)
+            variables_at = _after_blanks(text, last)
     return _URL.sub(_without_login, "".join((*parts, text[done:])))
 
 
@@ -63,7 +63,7 @@ def _value(text: str, name: str, end: int, is_before_program: bool) -> int | Non
         return None
     if colon := _COLON.match(text, end):
         return colon.end()
-    after = _skip(_BLANK, text, end)
+    after = _after_blanks(text, end)
     return after if name.startswith("-") and end < after < len(text) and text[after] != "-" else None
 
 
@@ -99,8 +99,8 @@ def _value_end(text: str, start: int, around: str) -> int:
     return min(position, len(text))
 
 
-def _skip(pattern: re.Pattern[str], text: str, start: int) -> int:
-    match = pattern.match(text, start)
+def _after_blanks(text: str, start: int) -> int:
+    match = _BLANKS.match(text, start)
     return start if match is None else match.end()
 
 

@@ -47,9 +47,8 @@ def size() -> int:
     """Returns the number of tasks whose gradients make up one update, at least 1: the factor for the learning rate.
 
     In data parallel training these are the chief and the workers, one per rank. Under ParameterServer and Hogwild they are the
-    worker tasks of the largest group: groups
-    update the parameters asynchronously, one after the other, and need no scaling. Where tasks have several devices,
-    `strategy.num_replicas_in_sync` counts the devices.
+    worker tasks of the largest group: groups update the parameters one after the other, which needs no scaling. Where tasks
+    have several devices, `strategy.num_replicas_in_sync` counts the devices.
     """
     cluster, _ = _cluster_and_task()
     if choose(cluster).strategy not in SERVED:

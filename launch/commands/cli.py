@@ -23,7 +23,7 @@ from absl import flags
 from absl import logging as _absl_logging  # noqa: F401  defines --log_dir
 
 from tfdist import strategies
-from tfdist.choice import choose, prepared
+from tfdist.choice import Choice, choose, prepared
 from tfdist.cluster import Cluster
 from tfdist.create_strategy import DEFAULT_START_TIMEOUT, START_VARIABLE
 from tfdist.devices import with_gpus_per_task
@@ -33,7 +33,7 @@ from tfdist.dialects.registry import override_flags
 from tfdist.errors import ClusterError
 from tfdist.flags import cluster_from_flags, define_flags, describes, with_flags
 from tfdist.launch import standard_streams
-from tfdist.launch.backends.interface import Attached, BackendError
+from tfdist.launch.backends.interface import Attached, Backend, BackendError, Plan
 from tfdist.launch.backends.registry import backends, find
 from tfdist.launch.background.detach import run_in_background
 from tfdist.launch.background.submitted import run_submitted
@@ -43,6 +43,7 @@ from tfdist.launch.commands.help_topics import help_text
 from tfdist.launch.errors import UsageError, print_error
 from tfdist.launch.jobs.job import Job, Program
 from tfdist.launch.jobs.punisher import COUNT_STEPS
+from tfdist.launch.jobs.settings import Settings
 from tfdist.launch.supervision import backups, scaling
 from tfdist.launch.supervision.attached import run_attached
 from tfdist.launch.supervision.state_file import StateFile
@@ -158,19 +159,10 @@ def _run(program: Program, like_a_flag: str | None) -> int:
     """Runs the command; returns its exit code. `like_a_flag` is an argument of the program."""
     from_file = _defaults()
     checks.check_numbers(FLAGS)
-    cluster = _described_cluster(program)
+    described = _described_cluster(program)
     if like_a_flag:
         print_error(f"{like_a_flag} follows the program, so the program gets it; flags of tfdist go before the program")
-    if FLAGS.max_workers is not None:
-        cluster = scaling.with_room(cluster, FLAGS.max_workers)
-    choice = choose(cluster)
-    if FLAGS.local:
-        tasks = tuple(dataclasses.replace(task, host=None, port=None) for task in cluster.tasks)
-        cluster = dataclasses.replace(cluster, tasks=tasks)
-    cluster = prepared(cluster)
-    if FLAGS.gpus_per_task is not None:
-        cluster = with_gpus_per_task(cluster, choice.strategy, FLAGS.gpus_per_task)
-        choice = choose(cluster)  # One task with several devices has another strategy.
+    cluster, choice = _chosen(described)
     backend = find(FLAGS.backend)
     job = Job(
         cluster,
@@ -202,6 +194,26 @@ def _run(program: Program, like_a_flag: str | None) -> int:
         raise plan.refusal
     checks.check_summary(FLAGS.summary)
     checks.check_folders(FLAGS)
+    return _start(backend, plan, settings)
+
+
+def _chosen(cluster: Cluster) -> tuple[Cluster, Choice]:
+    """Returns the cluster that the flags make of the described one, and its strategy."""
+    if FLAGS.max_workers is not None:
+        cluster = scaling.with_room(cluster, FLAGS.max_workers)
+    choice = choose(cluster)
+    if FLAGS.local:
+        tasks = tuple(dataclasses.replace(task, host=None, port=None) for task in cluster.tasks)
+        cluster = dataclasses.replace(cluster, tasks=tasks)
+    cluster = prepared(cluster)
+    if FLAGS.gpus_per_task is not None:
+        cluster = with_gpus_per_task(cluster, choice.strategy, FLAGS.gpus_per_task)
+        choice = choose(cluster)  # One task with several devices has another strategy.
+    return cluster, choice
+
+
+def _start(backend: Backend, plan: Plan, settings: Settings) -> int:
+    """Runs the plan here, in the background, or as a job that the back end runs; returns the exit code of the command."""
     if not isinstance(backend.runs, Attached):
         if FLAGS.max_workers is not None:
             raise UsageError(

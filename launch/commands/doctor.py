@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     if unknown := [word for word in argv if word != "--quick"]:
         raise UsageError(f"tfdist doctor: {unknown[0]!r} is not a flag of it; there is --quick")
     faults: list[str] = []
-    lines = [*_versions(faults), *_machine(), *_ports(), *_tools(), *_surroundings(faults)]
+    lines = [*_versions(faults), *_machine(), *_ports(), *_tools(), *_surroundings()]
     if "--quick" not in argv:
         lines += _tensorflow(faults)
     width = max(len(word) for word, _ in lines)
@@ -106,7 +106,7 @@ def _tools() -> list[tuple[str, str]]:
     return lines
 
 
-def _surroundings(faults: list[str]) -> list[tuple[str, str]]:
+def _surroundings() -> list[tuple[str, str]]:
     found = [
         f"{variable} ({name})" for name, reader in environment_readers().items() if (variable := reader.recognizes(os.environ))
     ]

@@ -91,7 +91,7 @@ class Leader(Participant):
 
     def _answering_members(self) -> dict[str, MemberInfo]:
         """Returns the processes that answer this leader by nonce, with itself. Other live leaders answer, too."""
-        for verdict in self.read_table("verdicts").values():
+        for verdict in self.read_verdicts().values():
             self.raise_error_of(verdict)
         entries = self.store.get("leaders")
         others = self.live_leaders({nonce: text for nonce, text in entries.items() if nonce != self.nonce})

@@ -29,7 +29,7 @@ class Member(Participant):
                 self.leaders = leaders
                 self.retry(lambda: self.store.put("members", self.nonce, self.member_info().text()))
                 written_at = self.clock.now()
-            for verdict in self.retry(lambda: self.read_table("verdicts")).values():
+            for verdict in self.retry(self.read_verdicts).values():
                 cluster = self._cluster_in(verdict)
                 if cluster is not None:
                     self.try_once(self.put, "read", {})

@@ -98,9 +98,9 @@ class Participant:
         except (StoreUnavailableError, ClusterError) as error:
             _log.debug("at the end of the rendezvous: %s", error)
 
-    def read_table(self, table: str) -> dict[str, Mapping[str, Any]]:
-        """Returns a table of JSON objects by nonce."""
-        return {nonce: object_in(text) for nonce, text in self.store.get(table).items()}
+    def read_verdicts(self) -> dict[str, Mapping[str, Any]]:
+        """Returns the verdicts of all leaders, as JSON objects, by nonce."""
+        return {nonce: object_in(text) for nonce, text in self.store.get("verdicts").items()}
 
     def read_members(self, table: str) -> dict[str, MemberInfo]:
         """Returns a table of member infos by nonce."""

@@ -99,17 +99,11 @@ def _run(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher, t
             which = f"restart {restarts.used} of {settings.max_restarts}"
             try:
                 terminal.say(f"{outcome.failure.reason}; all tasks are started again{when} ({which})")
-                if (number := _signal_within(delay)) is not None:
-                    raise SystemExit(ended_by(number).exit_code)
+                _wait(delay)
                 files = JobFiles(folder.path, folder.new_report_dir())
                 runner = _started(back_end, plan, files, folder, None)
-            except (ClusterError, BackendError) as error:  # Another program may have taken a port meanwhile.
-                outcome = _ended(outcome, State.FAILED, Failure(str(error), 2))
-                break
-            except SystemExit as end:  # A signal, also one before or after the pause: see `_signals_raise`.
-                if not isinstance(end.code, int) or end.code <= 128:
-                    raise
-                outcome = _ended(outcome, State.CANCELLED, ended_by(end.code - 128))
+            except (ClusterError, BackendError, SystemExit) as error:
+                outcome = _not_started_again(outcome, error)
                 break
         if settings.punisher is not None:
             settings.punisher.tell_left(terminal.say)
@@ -192,22 +186,29 @@ def _started(back_end: Attached, plan: Plan, files: JobFiles, folder: LogFolder,
     return runner
 
 
-def _ended(outcome: Outcome, state: State, failure: Failure) -> Outcome:
-    """Returns the outcome of a job that is not started again."""
+def _not_started_again(outcome: Outcome, error: ClusterError | BackendError | SystemExit) -> Outcome:
+    """Returns the outcome of a job that cannot be started again, or that a signal has ended before (see `_signals_raise`)."""
+    if not isinstance(error, SystemExit):  # Another program may have taken a port meanwhile.
+        state, failure = State.FAILED, Failure(str(error), 2)
+    elif isinstance(error.code, int) and error.code > 128:
+        state, failure = State.CANCELLED, ended_by(error.code - 128)
+    else:
+        raise error
     return dataclasses.replace(
         outcome, failure=failure, status=dataclasses.replace(outcome.status, state=state, reason=failure.reason)
     )
 
 
-def _signal_within(seconds: float) -> int | None:
-    """Waits; returns the number of a signal that ends the launcher, if one comes before the time is over."""
+def _wait(seconds: float) -> None:
+    """Waits. Raises SystemExit if a signal that ends the launcher comes before the time is over, as `_signals_raise` does."""
     numbers = ending_signals()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         received = signal.sigtimedwait(numbers, seconds)
-        return None if received is None else received.si_signo
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if received is not None:
+        raise SystemExit(ended_by(received.si_signo).exit_code)
 
 
 def _places(plan: Plan) -> str:

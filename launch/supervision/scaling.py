@@ -129,13 +129,7 @@ class Scaling:
         if self._is_over or now < self._next:
             return
         self._next = now + POLL_SECONDS
-        wanted = self._request()
-        if wanted is not None and self._refusal is None and 1 <= wanted <= len(self._all):
-            self._say(f"{self._now} workers become {wanted}, as tfdist scale has asked")
-            self._now = wanted
-            self._publish()
-        if wanted is not None:
-            _remove(self._log_dir / REQUEST)  # After the answer, which is read then.
+        self._take_request()
         for task in self._all[self._now :]:
             if task.name not in self.idle:
                 self._set_aside(task)
@@ -153,6 +147,16 @@ class Scaling:
                 self._board.restarted(task.name, counts=False)
                 if self._tasks.any_started:  # Else it starts with the others, when the back end is ready.
                     self._tasks.start(task)
+
+    def _take_request(self) -> None:
+        wanted = self._request()
+        if wanted is None:
+            return
+        if self._refusal is None and 1 <= wanted <= len(self._all):
+            self._say(f"{self._now} workers become {wanted}, as tfdist scale has asked")
+            self._now = wanted
+            self._publish()
+        _remove(self._log_dir / REQUEST)  # After the answer, which is read then.
 
     def exited(self, name: str) -> None:
         """Notes that a worker that was asked to leave has ended: that is no failure."""

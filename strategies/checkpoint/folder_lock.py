@@ -80,14 +80,14 @@ def renew(folder: str) -> None:
         raise OSError(errno.EBUSY, "the folder was removed, and another program that runs now uses it", folder) from error
 
 
-def is_locked(folder: str, seconds: float = WAIT_SECONDS) -> bool:
-    """Returns whether another program has locked a folder, and does not end within some seconds."""
+def is_locked(folder: str) -> bool:
+    """Returns whether another program has locked a folder, and does not end within `WAIT_SECONDS`."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
         return False  # There is none.
     try:
-        return not _take(descriptor, seconds)
+        return not _take(descriptor, WAIT_SECONDS)
     except OSError:
         return False
     finally:

@@ -92,6 +92,12 @@ def _method(model: Any, name: str) -> Any:
     return getattr(model.distribute_strategy, name, None)
 
 
+def _method_of_file(saveable: Any, name: str, inner_path: Any, store: Any, visited: Any) -> Any:
+    """Returns `_method` of the outermost model in a store of HDF5; None if the user skips its optimizer (`objects_to_skip`)."""
+    method = None if inner_path or not isinstance(store, saving_lib.H5IOStore) else _method(saveable, name)
+    return None if method and id(saveable.optimizer) in visited else method
+
+
 # Replacements. The first parameter is the function that they replace.
 
 
@@ -103,11 +109,7 @@ def _save_state(
     inner_path: Any,
     visited_saveables: Any,
 ) -> None:
-    state_of = None
-    if not inner_path and isinstance(weights_store, saving_lib.H5IOStore):
-        state_of = _method(saveable, "training_state")
-    if state_of and id(saveable.optimizer) in visited_saveables:  # The user's `objects_to_skip`.
-        state_of = None
+    state_of = _method_of_file(saveable, "training_state", inner_path, weights_store, visited_saveables)
     state = state_of(saveable) if state_of else {}
     original(saveable, weights_store, assets_store, inner_path, visited_saveables)
     if _set_aside is not None:
@@ -125,11 +127,8 @@ def _load_state(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    set_state = None
-    if not inner_path and isinstance(weights_store, saving_lib.H5IOStore):
-        set_state = _method(saveable, "set_training_state")
-    if set_state and id(saveable.optimizer) in (kwargs.get("visited_saveables") or ()):
-        set_state = None
+    visited = kwargs.get("visited_saveables") or ()
+    set_state = _method_of_file(saveable, "set_training_state", inner_path, weights_store, visited)
     original(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
     if set_state:
         with _file_of_state(weights_store) as file:

@@ -5,7 +5,7 @@ With these demands the model of the predictions (predict.py, queues.py) gives th
 workers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tfdist.planner import quotas
@@ -70,21 +70,25 @@ def _shared(job: Running, held: Sequence[quotas.Limit]) -> list[_Busy]:
             if own < share / 2:
                 what = f"cores of {host or 'a machine'}, most of which other programs use"
             found.append(_Busy(share, what, here[0], "cores"))
+    return found + (_of_servers(job, full) if job.strategy in ("parameter_server", "hogwild") else [])
+
+
+def _of_servers(job: Running, full: Collection[str]) -> list[_Busy]:
+    """Returns how busy the chief and the ps are, and their links: the processor only of those that are not in `full`."""
+    found = []
     for name, use in job.uses.items():
         if name.startswith("worker:"):
             continue
         is_chief = name.startswith("chief:")
-        if job.strategy in ("parameter_server", "hogwild"):
-            if name not in full:
-                # Python runs on one core at a time.
-                cores = min(1, use.capacity) if is_chief else use.capacity
-                share = min(use.running, (use.processor + use.waited) / cores)
-                found.append(
-                    _Busy(share, "chief processor" if is_chief else f"processor of {named([name])[0]}", name, "processor")
-                )
-            if use.sending is not None:
-                what = "link of the chief" if is_chief else f"link of {named([name])[0]}"
-                found.append(_Busy(use.sending, what, name, "link"))
+        if name not in full:
+            # Python runs on one core at a time.
+            cores = min(1, use.capacity) if is_chief else use.capacity
+            share = min(use.running, (use.processor + use.waited) / cores)
+            what = "chief processor" if is_chief else f"processor of {named([name])[0]}"
+            found.append(_Busy(share, what, name, "processor"))
+        if use.sending is not None:
+            what = "link of the chief" if is_chief else f"link of {named([name])[0]}"
+            found.append(_Busy(use.sending, what, name, "link"))
     return found
 
 

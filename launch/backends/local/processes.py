@@ -51,7 +51,7 @@ class LocalProcesses:
     """The fork server and the tasks that it forks. They end with `close`, or with this process, even if it is killed."""
 
     def __init__(
-        self, plan: Plan, log_dir: Path, *, removed: Iterable[Path] = (), adopt: bool = False, longest_stop: float = 0.0
+        self, plan: Plan, log_dir: Path, *, removed: Iterable[Path], adopt: bool = False, longest_stop: float = 0.0
     ) -> None:
         """Starts the fork server, which imports TensorFlow while the caller continues.
 

@@ -16,7 +16,7 @@ class Resources:
         cores: number of its cores that may be used.
     """
 
-    def __init__(self, tasks: Iterable[Task], strategy: str, gpus_per_task: int | None = None) -> None:
+    def __init__(self, tasks: Iterable[Task], strategy: str, gpus_per_task: int | None) -> None:
         """Distributes the GPUs that this process sees now over its tasks on this machine: `gpus_per_task` for each that
         computes; None to go by the description."""
         self._tasks = list(tasks)

@@ -73,10 +73,10 @@ class NamedVariable:
             value = tf.raw_ops.ReadVariableOp(resource=self.handle(device), dtype=self.dtype)
             return tf.ensure_shape(value, self.shape)
 
-    def read_now(self, device: str | None = None) -> Any:
+    def read_now(self) -> Any:
         """Returns the present value, in a function: does not wait for the assignments that the function makes before."""
-        with tf.device(device or self.device):
-            value = tf.raw_ops.ReadVariableOp(resource=self._make(device or self.device), dtype=self.dtype)
+        with tf.device(self.device):
+            value = tf.raw_ops.ReadVariableOp(resource=self._make(self.device), dtype=self.dtype)
             return tf.ensure_shape(value, self.shape)
 
     def assign(self, value: Any, device: str | None = None) -> Any:

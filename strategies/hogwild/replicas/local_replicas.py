@@ -290,7 +290,7 @@ class LocalReplicas:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             block.retried(lambda: pool.submit(self.functions.change_rounds, rounds.settle, block, rates).result())
 
-    def synchronize_now(self, block: ParameterBlock, group: int, begins: bool = False) -> None:
+    def synchronize_now(self, block: ParameterBlock, group: int, begins: bool) -> None:
         """Synchronizes a block of a group, in a call of its own, and waits for the round. `begins`: see `control_numbers`."""
         self.weights.count_push(self.owners[group])
         self.functions.call(Task.SYNCHRONIZE, block, group, self.control(group, block.rates, begins=begins))

@@ -242,23 +242,30 @@ class ShardCheck:
                     "the replicas have the mean of what they have assigned"
                 )
         outcome.integer = self._integer
-        if (end := len(norms)) > updates:
-            tried = self._growth(function, joined(first, first), range(_DRAWS if is_random else 1), slice(updates, end))
-            pairs = zip(tried, self._growths, strict=True)  # With random numbers a growth that is measured is not exact.
-            times = [known if one is None or (is_random and known) else one for one, known in pairs]
-            compares = [bool(large(differences[[place]], norms[[place]], tolerance)) for place in range(updates, end)]
-            counted, told = len(self._metrics[0]), outcome.what is not None
-            added = counted + len(self._adding)
-            outcome.sums = sums_among(self._adding, times[counted:added], compares[counted:added])
-            if not is_random:  # A sum grows to twice as much, a mean not at all.
-                odd = (g is not None and min(abs(g - 1), abs(g - 2)) > 2 * tolerance for g in times)
-                compares = [one or other for one, other in zip(compares, odd, strict=True)]
-            outcome.sum_logs = log_trial.sums_among(self._log_names, times[added:], compares[added:])
-            named = zip(self._log_names, compares[added:], strict=True)
-            outcome.other_logs = [name for name, depends in named if depends and not told]
-            compares = [depends and not told for depends in compares[:counted]]
-            outcome.metrics.look_at(*self._metrics, compares, times[:counted])
+        if len(norms) > updates:
+            self._judge_others(outcome, function, joined(first, first), differences, norms, tolerance, is_random)
         return outcome
+
+    def _judge_others(
+        self, outcome: Outcome, function: Any, batch: Any, differences: Any, norms: Any, tolerance: float, is_random: bool
+    ) -> None:
+        """Judges what the step gives besides its updates: what it adds to metrics, losses that layers add, and logs."""
+        updates, end = len(self._names), len(norms)
+        tried = self._growth(function, batch, range(_DRAWS if is_random else 1), slice(updates, end))
+        pairs = zip(tried, self._growths, strict=True)  # With random numbers a growth that is measured is not exact.
+        times = [known if one is None or (is_random and known) else one for one, known in pairs]
+        compares = [bool(large(differences[[place]], norms[[place]], tolerance)) for place in range(updates, end)]
+        counted, told = len(self._metrics[0]), outcome.what is not None
+        added = counted + len(self._adding)
+        outcome.sums = sums_among(self._adding, times[counted:added], compares[counted:added])
+        if not is_random:  # A sum grows to twice as much, a mean not at all.
+            odd = (g is not None and min(abs(g - 1), abs(g - 2)) > 2 * tolerance for g in times)
+            compares = [one or other for one, other in zip(compares, odd, strict=True)]
+        outcome.sum_logs = log_trial.sums_among(self._log_names, times[added:], compares[added:])
+        named = zip(self._log_names, compares[added:], strict=True)
+        outcome.other_logs = [name for name, depends in named if depends and not told]
+        compares = [depends and not told for depends in compares[:counted]]
+        outcome.metrics.look_at(*self._metrics, compares, times[:counted])
 
     def _what_compares(self) -> str:
         by_weights = 'A mean by the weights of examples is that of a Keras loss with reduction="mean_with_sample_weight". '

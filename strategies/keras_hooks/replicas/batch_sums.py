@@ -65,7 +65,7 @@ def _sum_added_loss(original: Callable[..., Any], model: Any, loss: Any) -> Any:
     return tf.math.divide_no_nan(total, tf.cast(part, total.dtype))
 
 
-def gradients_in_full(target: Any, sources: Any, given: Any = None) -> Any:
+def gradients_in_full(target: Any, sources: Any, given: Any) -> Any:
     """Returns the `output_gradients` of a tape with which sums over the examples count in full, and `given` for other targets.
 
     Of a loss for each example TensorFlow takes the gradient of its sum. A trial has to find that the targets are sums, and that

@@ -35,9 +35,7 @@ def functions_of(graph: Any) -> dict[str, Any]:
     return {each.signature.name: each for each in graph.as_graph_def().library.function}
 
 
-def arguments_of(
-    definition: Any, result: int, unused: Collection[str] = (), see: Callable[[str], None] = lambda operation: None
-) -> set[int]:
+def arguments_of(definition: Any, result: int, unused: Collection[str], see: Callable[[str], None]) -> set[int]:
     """Returns the numbers of the arguments from which a function computes a result.
 
     Args:

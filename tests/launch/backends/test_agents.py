@@ -109,8 +109,8 @@ def open_link(tmp_path, monkeypatch):
         each.close()
 
 
-def until_lost(connection, seconds=60):
-    deadline = time.monotonic() + seconds
+def until_lost(connection):
+    deadline = time.monotonic() + 60
     while connection.lost is None:
         assert time.monotonic() < deadline
         connection.tick()

@@ -274,7 +274,7 @@ def test_a_program_that_closes_its_output_at_its_end_has_succeeded(quick):
 EARLY = """
 import os, runpy, signal, sys
 from tfdist.launch.supervision import attached
-attached._signal_within = lambda seconds: os.kill(os.getpid(), signal.SIGTERM)
+attached._wait = lambda seconds: os.kill(os.getpid(), signal.SIGTERM)
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -114,7 +114,7 @@ def test_equal_groups_train_like_one(delay):
     np.testing.assert_allclose(four, one, rtol=1e-12)
 
 
-def any_order(seed, momentum=0.0, wait=0.7):
+def any_order(seed, momentum=0.0):
     """Lets groups of very different speed act in a random order. Some wait for the end of a round, some end it themselves.
 
     Returns the fragment after a collection, the sum of all local changes over the number of groups, and all replies by round.
@@ -140,7 +140,7 @@ def any_order(seed, momentum=0.0, wait=0.7):
             pending[group] = True
         elif not replicas[group].must_wait():
             pull(group)
-        elif chance.random() > wait:
+        elif chance.random() > 0.7:
             fragment.expire(replicas[group].wanted)
             pull(group)
     for group in range(GROUPS):

@@ -73,8 +73,8 @@ def test_a_mesh_that_does_not_fit_is_refused(distribution, tasks, message):
     assert message in str(error.value)
 
 
-def axis_of(layout, shape, mesh=(2, 2)):
-    distribution = model_parallel(mesh)
+def axis_of(layout, shape):
+    distribution = model_parallel((2, 2))
     distribution._layout_map["dense/kernel"] = layout
     return sharded_axis(distribution._layout_map["dense/kernel"], "dense/kernel", shape, local_mesh(distribution, FOUR))
 

@@ -35,11 +35,11 @@ def task(answer=None, job="worker", index=0):
 
 
 @contextlib.contextmanager
-def closed_task(job="ps", index=0):
+def closed_task(job="ps"):
     """A task at a port that nobody listens at, nor can."""
     with socket.socket() as bound:
         bound.bind(("localhost", 0))
-        yield Task(job, index, "localhost", bound.getsockname()[1])
+        yield Task(job, 0, "localhost", bound.getsockname()[1])
 
 
 def test_tasks_are_asked_at_the_same_time(monkeypatch):

@@ -207,8 +207,8 @@ def inputs_and_outputs_by_name(scope):
 class MeanError(keras.metrics.Metric):
     """Makes its variables without `add_variable`, and one that never changes."""
 
-    def __init__(self, name="error"):
-        super().__init__(name=name)
+    def __init__(self):
+        super().__init__(name="error")
         self.total, self.count, self.unit = (keras.Variable(value) for value in (0.0, 0.0, 2.0))
 
     def update_state(self, y_true, y_pred, sample_weight=None):

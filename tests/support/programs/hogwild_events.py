@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import own_cluster
 import tensorflow as tf
-from gate import LIMIT, wait_for
+from held_parameters import LIMIT, wait_for
 
 import tfdist
 import tfdist.strategies.hogwild.synchronization.global_parameters

@@ -12,7 +12,7 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
-from gate import LIMIT, Gate, HeldParameters, called_beside, wait_for
+from held_parameters import LIMIT, HeldParameters, called_beside, wait_for
 from hogwild_events import FOR_A_RELEASE, Trained, begin, job_of_servers, main, upwards
 
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind
@@ -50,14 +50,9 @@ def replies_between_steps(strategy):
 
     Returns for each delay the replica of the first group at the end of that period, and whether it waited for a late reply.
     """
-    gate = Gate(strategy)
-
-    class Gated(keras.layers.Dense):
-        def call(self, inputs):
-            return super().call(gate.pass_through(inputs))
 
     def make():
-        model = keras.Sequential([keras.Input((1,)), Gated(1, use_bias=False, kernel_initializer="ones")])
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
         model.compile(keras.optimizers.SGD(0.1), lambda _, outputs: outputs**2 / 2)
         return model
 
@@ -75,7 +70,6 @@ def replies_between_steps(strategy):
 
     def with_delay(trained, delay):
         for group, data in ((0, batch), (1, other), (1, other)):
-            gate.let(group, 4)
             trained.steps(group, *[data] * 4)
         (block,) = [block for block in strategy.local_replicas.blocks if block.kind is Kind.SYNCHRONIZED]
         leader = strategy.worker_groups[0].devices[0]
@@ -84,7 +78,6 @@ def replies_between_steps(strategy):
             return block.variables[0].replica.read(leader).numpy().item()
 
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            gate.let(0, 4)
             with HeldParameters(block):
                 wanted = weight() * 0.9**delay
                 call = pool.submit(called_beside, trained.steps, 0, *[batch] * 4)
@@ -93,7 +86,6 @@ def replies_between_steps(strategy):
                 waited = abs(weight() - wanted) < 1e-6
             call.result(LIMIT)
         late = weight()
-        gate.let(0, 4)
         trained.steps(0, *[batch] * 4)  # The reply arrives before the delay is over, and the group still pulls after the delay.
         return late, waited, weight()
 

@@ -13,7 +13,7 @@ import unittest.mock
 import keras
 import numpy as np
 import tensorflow as tf
-from gate import LIMIT, called_beside
+from held_parameters import LIMIT, called_beside
 from hogwild_events import FOR_A_RELEASE, Sum, Trained, begin, main, upwards
 
 import tfdist

@@ -9,7 +9,7 @@ import sys
 import keras
 import numpy as np
 import own_cluster
-from gate import LIMIT
+from held_parameters import LIMIT
 from hogwild_events import begin_training
 
 import tfdist

@@ -1,6 +1,5 @@
-"""Gates at which a worker group waits for the chief: queues on the tasks, and the lock of the global parameters on a ps."""
+"""Waits of the chief beside calls of worker groups, and the lock of the global parameters on a ps."""
 
-import contextlib
 import threading
 import time
 
@@ -28,14 +27,13 @@ def called_beside(function, *arguments):
 
 
 class Queue:
-    """A queue of numbers on `device`; with None, on the device of the function that uses it."""
+    """A queue of numbers on a ps."""
 
-    def __init__(self, name, device=PS):
+    def __init__(self, name):
         self.name = name
-        self.device = device
 
     def _do(self, operation, **arguments):
-        with tf.device(self.device) if self.device else contextlib.nullcontext():
+        with tf.device(PS):
             handle = tf.raw_ops.FIFOQueueV2(component_types=[tf.int32], shapes=[[]], shared_name=self.name)
             return operation(handle=handle, **arguments)
 
@@ -45,35 +43,6 @@ class Queue:
     def take(self):
         """Takes a number; waits while the queue is empty."""
         return self._do(tf.raw_ops.QueueDequeueV2, component_types=[tf.int32])
-
-    def size(self):
-        return int(self._do(tf.raw_ops.QueueSizeV2))
-
-
-class Gate:
-    """A gate in the steps of a model, one for each group. The step calls `pass_through`."""
-
-    def __init__(self, strategy):
-        places = [group.devices[0] for group in strategy.worker_groups]
-        self._arrivals, self._permits = ([Queue(name, place) for place in places] for name in ("gate/arrivals", "gate/permits"))
-        self._open_for = [0] * len(places)
-
-    def pass_through(self, value):
-        """Returns `value`, in a step, when the chief lets the step go on."""
-        with tf.control_dependencies([Queue("gate/arrivals", None).put()]):
-            permit = Queue("gate/permits", None).take()
-        with tf.control_dependencies(tf.nest.flatten(permit)):
-            return tf.identity(value)
-
-    def let(self, group, steps):
-        """Lets `steps` more steps of a group go on."""
-        self._open_for[group] += steps
-        for _ in range(steps):
-            self._permits[group].put()
-
-    def wait_until_next_waits(self, group):
-        """Waits until a group has made all steps that the chief has let go on, and the next step waits at the gate."""
-        wait_for(lambda: self._arrivals[group].size() > self._open_for[group])
 
 
 class HeldParameters:
