@@ -109,9 +109,9 @@ class Probe:
                 raise UsageError("nothing was measured: the model that the program fits has no variables that train")
             run = None if fit is None else window.run_of(configuration, fit, processor)
             if run is None and not runs:
-                raise UsageError(self._too_few(here, configuration, fit))
+                raise UsageError(f"nothing was measured: {self._too_few(here, configuration, fit)}")
             if run is None:
-                self._say(f"not measured: {configuration.title}: {_last(here, configuration) or 'too few steps'}")
+                self._say(f"not measured: {configuration.title}: {self._too_few(here, configuration, fit)}")
                 continue
             first = first or fit
             runs.append(run)
@@ -193,7 +193,7 @@ class Probe:
         else:
             reason = f"made too few steps of fit within {self._seconds:.0f} s; try more (--seconds)"
         last = _last(folder, configuration)
-        return f"nothing was measured: the program {reason}" + (f"; its last line: {last}" if last else "")
+        return f"the program {reason}" + (f"; its last line: {last}" if last else "")
 
 
 def _last(folder: Path, configuration: Configuration) -> str:
