@@ -225,11 +225,11 @@ def test_the_error_of_a_resource_of_a_restarted_worker_is_that_of_a_lost_worker(
     handler._validate_preemption_failure(ValueError("Resource input tensor contains an invalid device. This might happen"))
 
 
-NOT_SENT = '''RecvTensor expects a different device incarnation: 16 vs. 11. Your worker job ("{sender}") was probably restarted.
+NOT_SENT = """RecvTensor expects a different device incarnation: 16 vs. 11. Your worker job ("{sender}") was probably restarted.
 Additional GRPC error information from remote target {sender} while calling /tensorflow.WorkerService/RecvTensor:
 :UNKNOWN:Error received from peer
 Additional GRPC error information from remote target {caller}/device:CPU:0 while calling /tensorflow.eager.EagerService/Enqueue:
-'''
+"""
 
 
 def test_a_worker_whose_tensor_a_ps_did_not_get_is_lost_and_not_the_ps(monkeypatch):
