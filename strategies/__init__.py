@@ -11,6 +11,7 @@ of `launch`. Start with `create` below, then with the docstring of a room.
 
 import importlib
 import logging
+import os
 import re
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -90,15 +91,17 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
         start_timeout: seconds to wait for the other tasks.
     """
     from tfdist.strategies import own_devices, versions
-    from tfdist.strategies.checkpoint import atomic_saving, job_backup
+    from tfdist.strategies.checkpoint import atomic_saving, environment, job_backup
     from tfdist.strategies.inputs import cache_files
     from tfdist.strategies.model_parallel import refusal
-    from tfdist.strategies.runtime import interrupts, other_strategies, proxies, reachability, run_summary
+    from tfdist.strategies.runtime import interrupts, other_strategies, proxies, reachability, run_summary, save_signal
 
     proxies.leave_out(cluster)
     _prepare_process()
     own_devices.take_for_training(cluster, choice.strategy)
     run_summary.install()
+    if os.environ.get(environment.FOLDER):
+        save_signal.outlive()
     module: ModuleType = importlib.import_module(MODULES[choice.strategy])
     keras_backend.check(choice.strategy)
     for warning in versions.newer_than_tested():

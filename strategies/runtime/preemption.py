@@ -18,6 +18,7 @@ from tfdist.strategies.keras_hooks.callbacks import listed, with_callback
 from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
 from tfdist.strategies.private_api import patches
+from tfdist.strategies.runtime.save_signal import has_nothing_to_save
 
 EXIT_CODE = 128 + signal.SIGTERM
 
@@ -88,7 +89,7 @@ class SaveOnSignal(keras.callbacks.Callback):
         hooks = hooks_of(getattr(self.model, "distribute_strategy", None))
         self._requests = None if hooks is None else hooks.save_requests
         for number in (signal.SIGTERM, signal.SIGUSR1) if self._saves else (signal.SIGUSR1,):
-            if signal.getsignal(number) == signal.SIG_DFL:
+            if signal.getsignal(number) in (signal.SIG_DFL, has_nothing_to_save):
                 self._before[number] = signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: Any) -> None:

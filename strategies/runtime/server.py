@@ -14,6 +14,7 @@ from tfdist.strategies.runtime.lost_timeout import CONNECTION_TIMES, lost_second
 from tfdist.strategies.runtime.memory import keep_freed_memory
 from tfdist.strategies.runtime.own_sockets import keep_connections, ports_of
 from tfdist.strategies.runtime.peers import is_listening, port_error, waiting_for
+from tfdist.strategies.runtime.save_signal import has_nothing_to_save
 from tfdist.strategies.runtime.streams import flush_streams
 from tfdist.strategies.runtime.tensorflow_logging import quiet_tensorflow
 
@@ -94,7 +95,7 @@ def _leave_signals_to_chief() -> None:
     """Ignores SIGUSR1 and SIGUSR2, on which a chief saves and goes on: Slurm sends them to all tasks."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGUSR1, signal.SIGUSR2):
-            if signal.getsignal(number) == signal.SIG_DFL:
+            if signal.getsignal(number) in (signal.SIG_DFL, has_nothing_to_save):
                 signal.signal(number, signal.SIG_IGN)
 
 

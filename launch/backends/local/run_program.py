@@ -16,7 +16,8 @@ from tfdist.launch.backends.local import main_module
 from tfdist.launch.jobs.ending_signals import ending_signals
 from tfdist.launch.jobs.job import Program
 from tfdist.process_cluster import current_cluster
-from tfdist.strategies.runtime import server
+from tfdist.strategies.checkpoint.environment import FOLDER
+from tfdist.strategies.runtime import save_signal, server
 from tfdist.strategies.runtime.streams import flush_streams
 
 CHIEF_SECONDS = 300.0
@@ -75,6 +76,8 @@ def execute(program: Program) -> None:
     faulthandler.enable(file=2)  # A library that crashes says nothing else.
     if program.script is not None or program.module is not None:
         sys.orig_argv = program.command(sys.executable)  # For a program that starts itself again.
+    if os.environ.get(FOLDER):
+        save_signal.outlive()
     try:
         if "keras" in sys.modules:  # The fork server has imported it.
             _share_downloads()

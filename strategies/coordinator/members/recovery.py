@@ -6,6 +6,7 @@ restarted from work. This one waits for the workers of a group, and updates the 
 
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,6 +31,9 @@ RESTORE_SECONDS = 300.0
 
 _LOST = ("Resource input tensor contains an invalid device",)
 """Messages of errors that mean that a worker has been restarted, beside those that TensorFlow knows."""
+
+_NOT_SENT = re.compile(r"/job:worker/\S+ while calling /tensorflow\.WorkerService/RecvTensor")
+"""In the error of a task that did not get a tensor from a worker. If that task is a ps, TensorFlow takes the ps for lost."""
 
 _RESTARTED = "Unable to find a context_id"
 """In the error of a call to a task that has been restarted and is not part of the cluster yet."""
@@ -82,7 +86,8 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
     def _validate_preemption_failure(self, e: Any) -> None:
         made_before.check_error(e)
         python_gradients.check_error(e)
-        if not any(message in str(e) for message in _LOST):
+        is_not_sent = isinstance(e, (tf.errors.UnavailableError, tf.errors.AbortedError)) and _NOT_SENT.search(str(e))
+        if not is_not_sent and not any(message in str(e) for message in _LOST):
             super()._validate_preemption_failure(e)
 
     @overrides(WorkerPreemptionHandler)

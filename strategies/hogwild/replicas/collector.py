@@ -111,7 +111,7 @@ class Collector:
         values = block.fetch(server_group)
         projected = _projected(block, values)
         block.set_values(projected)
-        block.generation += 1
+        block.begin_generation()
         if not block.assigned and (len(block.shards) > 1 or projected is not values):
             block.publish()  # Groups of all server groups continue from, and evaluate, the same parameters.
 

@@ -232,8 +232,9 @@ class LocalReplicas:
         return slots_of_others.take(slots, device, dict.fromkeys(others)) or bool(counters)
 
     def have_pulled(self, block: ParameterBlock) -> list[int]:
-        """Returns the groups that have had the parameters of a block, also those that are lost now."""
-        return [owner for owner, pulled in list(self._pulled) if pulled is block]
+        """Returns the groups that have had the parameters of a block since the chief had all, also those that are lost now."""
+        pulled = list(self._pulled.items())
+        return [owner for (owner, each), (generation, _) in pulled if each is block and generation >= block.of_values]
 
     def _current(self, owner: int, block: ParameterBlock) -> tuple[int, int]:
         """Returns the generation of the values that a replica has to start from, and when it was last lost.

@@ -1,8 +1,9 @@
 """Gives a ps that has been restarted its shards of the global parameters back, from what the worker groups hold of them.
 
 A group's baseline is the global parameters as it has last pulled them, with what it has pushed since. So the shards come back
-with all progress that groups know to be part of them. All groups then pull anew, so that they continue from the same
-parameters on all ps: each loses what it has not pushed yet, at most the updates of one sync period.
+with all progress that groups know to be part of them. If none has pulled them since the chief collected or assigned them, they
+come back from the chief. All groups then pull anew, so that they continue from the same parameters on all ps: each loses what
+it has not pushed yet, at most the updates of one sync period.
 """
 
 import itertools
@@ -62,9 +63,10 @@ def restore(strategy: Any, lost: Sequence[Task]) -> None:
     for block in list(strategy.local_replicas.blocks):
         if block.values is None or not any(shard.device in devices for shard in itertools.chain(*block.shards)):
             continue
-        known = _ask(strategy, block) if block.kind is Kind.SYNCHRONIZED else {}
+        asked = strategy.local_replicas.have_pulled(block) if block.kind is Kind.SYNCHRONIZED else []
+        known = _ask(strategy, block, asked)
         groups |= known.keys()
-        alone |= block.kind is Kind.SYNCHRONIZED and not known
+        alone |= bool(asked) and not known
         for server_group, shards in enumerate(block.shards):
             own = {group: each for group, each in known.items() if strategy.servers_of(group) == server_group} or known
             for number, (shard, part) in enumerate(zip(shards, block.parts, strict=True)):
@@ -91,8 +93,8 @@ def _restore_shard(block: ParameterBlock, shard: Shard, number: int, part: slice
         shard.state["round"].assign(latest)
 
 
-def _ask(strategy: Any, block: ParameterBlock) -> dict[int, _Known]:
-    """Returns what the groups know that have pulled a block and answer, by group."""
+def _ask(strategy: Any, block: ParameterBlock, groups: Sequence[int]) -> dict[int, _Known]:
+    """Returns what those of these groups know of a block that answer, by group."""
     found: dict[int, _Known] = {}
 
     def ask(group: int) -> None:
@@ -102,7 +104,6 @@ def _ask(strategy: Any, block: ParameterBlock) -> dict[int, _Known]:
             except tf.errors.OpError as error:  # Its worker has been restarted, too.
                 _log.debug("group %d has no parameters: %s", group, error)
 
-    groups = strategy.local_replicas.have_pulled(block)
     seconds = ANSWER_SECONDS + block.size * block.dtype.size * len(groups) / SLOWEST_BYTES_PER_SECOND
     in_parallel(ask, groups, Deadline.after(seconds))
     return dict(found)
@@ -114,6 +115,8 @@ def _warn(strategy: Any, lost: Sequence[Task], groups: int, alone: bool) -> None
     source = f"what {who} pulled last, and at most one sync period of each ({period} updates) is lost"
     if alone:
         source = "what the chief has read last, because no worker group has it: all updates since then are lost there"
+    elif not groups:
+        source = "the chief, and no update is lost"
     has_momentum = any(map(checkpoint_state.has_momentum, strategy.local_replicas.blocks))
     momentum = "; the momentum of the outer optimizer begins at zero there" if has_momentum else ""
     _log.warning(

@@ -57,6 +57,7 @@ class ParameterBlock:
         last_rounds: on each leader, for each shard the number of complete rounds in the last reply, int64 [number of shards].
         replies: on each leader, replies that the group has not pulled yet: what they add to the local replica, [size].
         generation: increases when groups have to pull the values of the shards.
+        of_values: the last generation that began with `values`. Groups that have not pulled it know less than the chief.
         version: increases when `values` changes.
         values: the vector when the chief last fetched it; None before.
         rates: the outer learning rate and the outer momentum.
@@ -98,7 +99,7 @@ class ParameterBlock:
         self.last_rounds = NamedVariable("last_rounds", tf.int64, [len(self.sizes)], "")
         self.replies = ReplyQueue(self.dtype, self.size)
         self.retried: Callable[[Callable[[], Any]], Any] = lambda action: action()
-        self.generation = 0
+        self.generation = self.of_values = 0
         self.version = 0
         self.values: Any = None
         self.rates = (1.0, 0.0)
@@ -128,9 +129,14 @@ class ParameterBlock:
         self.version += 1
         for variable in current:  # The chief's others get their values when they are next read.
             variable.version = self.version
-        self.generation += 1
+        self.begin_generation()
         self.assigned.clear()
         self.dirty.clear()
+
+    def begin_generation(self) -> None:
+        """Lets all groups pull the values of the shards anew, which are `values`."""
+        self.generation += 1
+        self.of_values = self.generation
 
     def _assign_shards(self) -> None:
         for shards in self.shards:

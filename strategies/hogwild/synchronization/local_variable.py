@@ -114,6 +114,7 @@ class LocalVariable(VariableBase):
         self.is_nonnegative = False
         self.moved = 0
         self._uncounted = 0  # Updates to be added to the chief's variable.
+        self._is_read = False  # Whether the program has read this count, since updates were last added.
         # TensorFlow's variables have these attributes.
         self._shape, self._dtype = self._on_chief.shape, self._on_chief.dtype
         self._trainable = self._on_chief.trainable
@@ -210,11 +211,17 @@ class LocalVariable(VariableBase):
             return self
         if method != "assign":
             self._strategy_of.local_replicas.chief.finish_steps_on(self)
-        with self._strategy_of.local_replicas.assigning(self):
-            before = self.value_on_chief() if self.kind is Kind.COUNTER else 0
+        if self.kind is not Kind.COUNTER:
+            with self._strategy_of.local_replicas.assigning(self):
+                getattr(self._counted(), method)(value)
+            return self
+        read = self.value_on_chief() if self._is_read and method == "assign" else None
+        with self._strategy_of.local_replicas.assigning(self):  # Counts the steps in flight.
+            before = self.value_on_chief()
             getattr(self._counted(), method)(value)
-            if self.kind is Kind.COUNTER:
-                self.moved += int(self.value_on_chief() - before)
+            if read is not None:  # The new value may be computed from the count that the program has read.
+                self._on_chief.assign_add(before - read)
+            self.moved += int(self.value_on_chief() - before)
         return self
 
     def _note_assignment(self) -> None:
@@ -241,6 +248,7 @@ class LocalVariable(VariableBase):
         """Returns the chief's variable with the current value."""
         with tf.init_scope():  # `export` reads variables while it traces a function.
             self._strategy_of.local_replicas.chief.refresh(self)
+        self._is_read = True
         return self._counted()
 
     def set_on_chief(self, value: Any) -> None:
@@ -250,6 +258,7 @@ class LocalVariable(VariableBase):
     def count_on_chief(self, updates: int) -> None:
         """Adds to the value on the chief only."""
         self._uncounted += updates
+        self._is_read = False
 
     def value_on_chief(self) -> Any:
         """Returns the value on the chief without asking the groups, as a numpy array. Threads of groups may call it."""

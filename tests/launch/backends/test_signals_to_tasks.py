@@ -161,6 +161,21 @@ def test_a_signal_for_the_program_that_comes_before_a_restart_of_the_job_ends_no
     assert (tmp_path / "attempts").read_text() == "xxx" and job.left() == {}
 
 
+def test_a_signal_for_a_backup_that_comes_outside_of_fit_ends_nothing(start, script, tmp_path):
+    """As in a program that starts again, or between two calls."""
+    body = """
+    import time
+    print("starts", flush=True)
+    while not os.path.exists("go"): time.sleep(0.05)
+    """
+    job = start(QUICK, "--tier", "BASIC", "--backup_dir", "backup", script(body))
+    job.wait_for("| starts")
+    job.process.send_signal(signal.SIGUSR1)
+    job.wait_for("| tfdist: SIGUSR1 outside of fit: there is nothing new to save")
+    (tmp_path / "go").touch()
+    assert job.wait() == 0, job.output
+
+
 def test_a_program_that_saves_after_sigterm_is_not_disturbed_by_another_one(start, script, tmp_path):
     """As from a `tfdist cancel` that was given up and begun again."""
     body = """

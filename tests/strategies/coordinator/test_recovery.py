@@ -225,6 +225,26 @@ def test_the_error_of_a_resource_of_a_restarted_worker_is_that_of_a_lost_worker(
     handler._validate_preemption_failure(ValueError("Resource input tensor contains an invalid device. This might happen"))
 
 
+NOT_SENT = """RecvTensor expects a different device incarnation: 16 vs. 11. Your worker job ("{sender}") was probably restarted.
+Additional GRPC error information from remote target {sender} while calling /tensorflow.WorkerService/RecvTensor:
+:UNKNOWN:Error received from peer
+Additional GRPC error information from remote target {caller}/device:CPU:0 while calling /tensorflow.eager.EagerService/Enqueue:
+"""
+
+
+def test_a_worker_whose_tensor_a_ps_did_not_get_is_lost_and_not_the_ps(monkeypatch):
+    """A device of a partitioned replica pushes its shards itself."""
+    handler = Handler(monkeypatch, {})
+    worker, ps = "/job:worker/replica:0/task:1", "/job:ps/replica:0/task:0"
+    handler._validate_preemption_failure(tf.errors.AbortedError(None, None, NOT_SENT.format(sender=worker, caller=ps)))
+    for error in (
+        tf.errors.AbortedError(None, None, NOT_SENT.format(sender=ps, caller=worker)),
+        tf.errors.InvalidArgumentError(None, None, NOT_SENT.format(sender=worker, caller=ps)),
+    ):
+        with pytest.raises(type(error)):
+            handler._validate_preemption_failure(error)
+
+
 @pytest.mark.parametrize("message", ["Unable to parse request", "another internal error"])
 def test_a_call_that_was_damaged_on_its_way_is_made_again(monkeypatch, message):
     handler, again = Handler(monkeypatch, {}), []

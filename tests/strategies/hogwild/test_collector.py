@@ -40,6 +40,9 @@ class Block:
     def set_values(self, values):
         self.values = values
 
+    def begin_generation(self):
+        self.generation += 1
+
     def publish(self):
         self.published += 1
 

@@ -10,6 +10,8 @@ from tfdist.cluster import Task
 from tfdist.strategies.coordinator.members import server_recovery
 from tfdist.strategies.coordinator.members.server_recovery import ServerRecovery
 from tfdist.strategies.hogwild.replicas import lost_shards
+from tfdist.strategies.hogwild.replicas.local_replicas import LocalReplicas
+from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 
 PS = [Task("ps", index, host=f"p{index}", port=1) for index in range(2)]
@@ -38,15 +40,15 @@ class Shard:
         self.initialized += 1
 
 
-def cluster(monkeypatch, known, kind=Kind.SYNCHRONIZED, in_rounds=True, servers=PS, restarted=None):
-    """Returns a strategy with one block of 4 values on 2 servers, of which the groups know `known`."""
+def cluster(monkeypatch, known, kind=Kind.SYNCHRONIZED, in_rounds=True, servers=PS, restarted=None, pulled=(0, 1, 2)):
+    """Returns a strategy with one block of 4 values on 2 servers, which `pulled` have pulled and the groups know as `known`."""
     restarted = [] if restarted is None else restarted
     shards = [Shard(server_recovery.device_of(task), in_rounds) for task in servers]
     values = np.arange(4, dtype="float32")
     block = SimpleNamespace(kind=kind, values=values, parts=[slice(0, 2), slice(2, 4)], shards=[shards], generation=0)
-    monkeypatch.setattr(lost_shards, "_ask", lambda strategy, block: known)
+    monkeypatch.setattr(lost_shards, "_ask", lambda strategy, block, groups: known if groups else {})
     return shards, SimpleNamespace(
-        local_replicas=SimpleNamespace(blocks=[block]),
+        local_replicas=SimpleNamespace(blocks=[block], have_pulled=lambda block: pulled),
         servers_of=lambda group: 0,
         worker_groups=[SimpleNamespace(number=0, tasks=(0,)), SimpleNamespace(number=1, tasks=(1, 2))],
         membership=SimpleNamespace(restart=restarted.append),
@@ -80,6 +82,25 @@ def test_without_a_group_that_knows_it_the_shard_is_what_the_chief_has_read_last
     lost_shards.restore(strategy, PS)
     assert [shard.parameters.value.tolist() for shard in shards] == [[0.0, 1.0], [2.0, 3.0]]
     assert "from what the chief has read last, because no worker group has it: all updates since then" in caplog.text
+
+
+def test_a_shard_that_no_group_has_pulled_since_the_chief_had_it_comes_back_from_the_chief(monkeypatch, caplog):
+    """As after `load_weights`: the groups know the parameters of before."""
+    shards, strategy = cluster(monkeypatch, {0: known([9, 9, 9, 9], [3, 3])}, pulled=())
+    lost_shards.restore(strategy, PS[1:])
+    assert shards[1].parameters.value.tolist() == [2.0, 3.0]
+    assert "its part of the global parameters comes back from the chief, and no update is lost" in caplog.text
+
+
+def test_groups_know_a_block_that_they_have_pulled_since_the_chief_collected_or_assigned_it():
+    block, replicas = ParameterBlock.__new__(ParameterBlock), LocalReplicas.__new__(LocalReplicas)
+    block.generation = block.of_values = 0
+    replicas._pulled = {(0, block): (1, 0), (1, block): (0, 0), (1, "another"): (1, 0)}
+    assert replicas.have_pulled(block) == [0, 1]
+    block.begin_generation()
+    assert replicas.have_pulled(block) == [0]
+    block.generation += 1  # A ps was restored.
+    assert replicas.have_pulled(block) == [0]
 
 
 def test_values_from_which_new_groups_start_come_from_the_chief_and_no_group_pulls_anew(monkeypatch):

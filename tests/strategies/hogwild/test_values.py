@@ -60,7 +60,7 @@ def test_a_callback_reads_and_halves_what_the_groups_have_of_optimizer_slots_wit
     assert before > 0.01 and after == pytest.approx(before / 2)
 
 
-def test_what_a_callback_adds_to_the_counter_of_updates_counts_beside_the_steps_in_flight(results):
+def test_what_a_callback_adds_to_the_counter_of_updates_with_assign_too_counts_beside_the_steps_in_flight(results):
     assert results["assigned_after_each_batch"][3] == 640 + 4 * 1000
 
 

@@ -8,7 +8,7 @@ import keras
 import pytest
 
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
-from tfdist.strategies.runtime import preemption
+from tfdist.strategies.runtime import preemption, save_signal, server
 from tfdist.strategies.runtime.preemption import SaveOnSignal
 
 
@@ -53,6 +53,23 @@ def ends(function, *arguments):
     with pytest.raises(SystemExit) as end:
         function(*arguments)
     return end.value.code == 128 + signal.SIGTERM
+
+
+def test_a_request_for_a_backup_ends_nothing_before_fit_and_after_it_and_is_heeded_in_between(of, capfd):
+    backup, previous = Backup(), signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    try:
+        save_signal.outlive()
+        arrives(signal.SIGUSR1)
+        saver = of(backup)
+        arrives(signal.SIGUSR1)
+        saver.on_train_batch_end(0)
+        saver.release()
+        arrives(signal.SIGUSR1)
+        server._leave_signals_to_chief()
+        arrives(signal.SIGUSR1)  # A server says nothing.
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert backup.saved == 1 and capfd.readouterr().err.count("there is nothing new to save") == 2
 
 
 def test_the_program_ends_when_the_next_epoch_begins_and_makes_no_step_of_it(of, capsys):

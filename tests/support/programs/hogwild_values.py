@@ -161,10 +161,14 @@ def assigned_after_each_batch():
     layer = model.layers[-1]
 
     class Anneal(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
         def on_train_batch_end(self, batch, logs=None):
             layer.weight.assign(layer.weight + 1.0)
             if batch == 50:  # Others are in flight.
-                self.model.optimizer.iterations.assign_add(1000)
+                iterations = self.model.optimizer.iterations
+                iterations.assign_add(1000) if self.epoch % 2 else iterations.assign(iterations + 1000)
 
     x = np.random.default_rng(0).normal(size=(1280, 4)).astype("float32")
     losses = model.fit(x, x.sum(1, keepdims=True), batch_size=8, epochs=4, verbose=0, callbacks=[Anneal()]).history["loss"]
