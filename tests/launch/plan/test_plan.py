@@ -29,8 +29,6 @@ from tfdist.synchronization import Synchronization
 
 pytestmark = pytest.mark.slow
 
-VARIABLES = (Variable("kernel", (1000, 2000), 8_000_000),)
-
 
 @pytest.fixture
 def plan(tmp_path, monkeypatch, capsys):
@@ -44,7 +42,7 @@ def plan(tmp_path, monkeypatch, capsys):
         Run("hogwild", 1, 1, 100, 4.0, 50, 0.0103, 0.0002, 0.00016, 64),
         Run("multi_worker_mirrored", 2, 0, 100, 4.0, 50, 0.014),
     )
-    values = Measurement("train.py", 1, 50, 1000, VARIABLES, runs)
+    values = Measurement("train.py", 1, 50, 1000, (Variable("kernel", (1000, 2000), 8_000_000),), runs)
     measurement.save(values, "m.json")
 
     def run(*words):
@@ -381,23 +379,6 @@ def test_a_model_without_variables_that_train_is_not_measured(tmp_path, monkeypa
     monkeypatch.setattr(begun, "_one", lambda *arguments: (fit, processor))
     with pytest.raises(UsageError, match="nothing was measured: the model that the program fits has no variables that train"):
         begun._measure(None, tmp_path)
-
-
-def test_why_a_later_configuration_is_not_measured_is_said(tmp_path, monkeypatch):
-    said = []
-    begun = probe.Probe(Program(script="train.py"), configurations.ALL[:2], 1, Synchronization(), say=said.append)
-    whole = Fit(50, 100, VARIABLES, [(float(second), second) for second in range(9)])
-    fits = {configurations.ALL[0]: whole, configurations.ALL[1]: Fit(50, 100, VARIABLES, [(0.0, 1)])}
-    monkeypatch.setattr(begun, "_ready", lambda runner: configurations.everyone().addressed())
-
-    def one(runner, folder, configuration, cluster, seconds):
-        (folder / f"{configuration.reporter}.log").write_text("a warning of the program\n")
-        return fits[configuration], ProcessorTime()
-
-    monkeypatch.setattr(begun, "_one", one)
-    assert len(begun._measure(None, tmp_path).runs) == 1
-    reason = "the program made too few steps of fit within 60 s; try more (--seconds); its last line: a warning of the program"
-    assert said[-1] == f"not measured: {configurations.ALL[1].title}: {reason}"
 
 
 @pytest.mark.parametrize("flag", ["--cores", "--seconds"])

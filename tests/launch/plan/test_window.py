@@ -10,6 +10,7 @@ from tfdist.launch.plan import configurations, probe
 from tfdist.launch.plan.configurations import Configuration
 from tfdist.launch.plan.processor_time import ProcessorTime, Sample
 from tfdist.launch.plan.window import Fit, run_of
+from tfdist.planner.measurement import Variable
 from tfdist.synchronization import Synchronization
 
 CALLS = [(0.0, 1), (0.7, 65), *((1.6 + 0.85 * n, 129 + 64 * n) for n in range(10))]
@@ -66,3 +67,20 @@ def test_a_program_that_ends_early_is_not_one_that_is_slow():
     assert "the program has ended without a step of fit (it exited with 1)" in early._too_few(here, configurations.ALL[0], None)
     assert "has ended after too few steps of fit (it exited with 1)" in early._too_few(here, configurations.ALL[0], some)
     assert "gives fit data of unknown batch size" in early._too_few(here, configurations.ALL[0], unknown)
+
+
+def test_why_a_later_configuration_is_not_measured_is_said(tmp_path, monkeypatch):
+    said, variables = [], (Variable("kernel", (1000, 2000), 8_000_000),)
+    begun = probe.Probe(Program(script="train.py"), configurations.ALL[:2], 1, Synchronization(), say=said.append)
+    whole = Fit(50, 100, variables, [(float(second), second) for second in range(9)])
+    fits = {configurations.ALL[0]: whole, configurations.ALL[1]: Fit(50, 100, variables, [(0.0, 1)])}
+    monkeypatch.setattr(begun, "_ready", lambda runner: configurations.everyone().addressed())
+
+    def one(runner, folder, configuration, cluster, seconds):
+        (folder / f"{configuration.reporter}.log").write_text("a warning of the program\n")
+        return fits[configuration], ProcessorTime()
+
+    monkeypatch.setattr(begun, "_one", one)
+    assert len(begun._measure(None, tmp_path).runs) == 1
+    reason = "the program made too few steps of fit within 60 s; try more (--seconds); its last line: a warning of the program"
+    assert said[-1] == f"not measured: {configurations.ALL[1].title}: {reason}"
