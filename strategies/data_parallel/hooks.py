@@ -19,7 +19,7 @@ from tfdist.strategies.data_parallel.random_state import of_first_task
 from tfdist.strategies.data_parallel.same_calls import SameCalls, difference
 from tfdist.strategies.data_parallel.same_order import in_same_order
 from tfdist.strategies.data_parallel.texts import gathered_texts
-from tfdist.strategies.data_parallel.training_loop import TrainingLoop, is_distributed, share_of
+from tfdist.strategies.data_parallel.training_loop import TrainingLoop, is_distributed, share_of, try_out
 from tfdist.strategies.data_parallel.writers import without_files
 from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset, SplitBatch, at_least_one, per_replica
@@ -126,6 +126,7 @@ class DataParallelHooks(KerasHooks):
         """See `KerasHooks`. Every task gets the whole output, in the order of the input."""
         step = compiled(model, without_optionals(model, model.predict_step))
         metrics = ReplicaMetrics(self._strategy, self.layout, model, model.predict_step)
+        check = self._shard_check(model, model.predict_step) if self.layout.replicas > 1 else None
         assigned: dict[int, Any] = {}  # Keras variables that the step assigns, by id.
         is_first = True  # Whether the function has not been called yet.
         is_noted = False  # Whether a batch of `predict_on_batch` is.
@@ -163,6 +164,8 @@ class DataParallelHooks(KerasHooks):
             if is_first:
                 shard = tf.nest.map_structure(lambda v: self._strategy.experimental_local_results(v)[0], parts[0][0])
                 step_build.build_for_predictions(model, without_optional_values(shard))
+                if check is not None and check.is_open and self._is_cut_here(batches[0]):
+                    try_out(check, self._element(batches[0]), self.layout.replicas, self._gathered)
                 is_first = False
             return concatenated([function(*each) for each in parts])
 
@@ -184,10 +187,17 @@ class DataParallelHooks(KerasHooks):
 
     def _shards_and_shares(self, batch: Any) -> tuple[Any, Any]:
         """Returns the shards of a batch, and which part of its examples each has."""
-        if is_distributed(batch) and not isinstance(batch, SplitBatch):
+        if not self._is_cut_here(batch):
             return batch, self._strategy.run(share_of, args=(batch,))
-        element = batch.element if isinstance(batch, SplitBatch) else self.layout.split(as_tensors(batch))
+        element = self._element(batch)
         return per_replica(element["shards"]), per_replica(self.layout.shares(element["examples"]))
+
+    def _is_cut_here(self, batch: Any) -> bool:
+        """Returns whether a batch is cut into shards by tfdist, and not by a distributed dataset of TensorFlow."""
+        return isinstance(batch, SplitBatch) or not is_distributed(batch)
+
+    def _element(self, batch: Any) -> Any:
+        return batch.element if isinstance(batch, SplitBatch) else self.layout.split(as_tensors(batch))
 
     def _gathered(self, value: Any) -> Any:
         """Returns a value per replica as one tensor, concatenated along the first dimension; scalars stacked."""

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.inputs.batch_shards import Layout
-from tfdist.strategies.keras_hooks.checks import metric_sums
+from tfdist.strategies.keras_hooks.checks import metric_sums, metric_trial
 from tfdist.strategies.keras_hooks.derived_logs import LogFunction, derived_logs
 from tfdist.strategies.keras_hooks.held_optimizers import held_optimizers, with_inner
 from tfdist.strategies.keras_hooks.replicas import own_values
@@ -35,15 +35,15 @@ class ReplicaMetrics:
 
     def variables(self) -> list[Any]:
         """Returns the Keras variables of the metrics, of which each replica has its own value."""
-        return [v for v in self._model.metrics_variables if v.synchronization == "on_read"]
+        return [v for v in metric_trial.variables_of(self._model) if v.synchronization == "on_read"]
 
     def shared_variables(self) -> list[Any]:
         """Returns the Keras variables that metrics made without `add_variable`: all replicas have one value."""
-        return [v for v in self._model.metrics_variables if (v.synchronization, v.aggregation) == ("auto", "none")]
+        return [v for v in metric_trial.variables_of(self._model) if (v.synchronization, v.aggregation) == ("auto", "none")]
 
     def _not_listed(self, assigned: Mapping[int, Any]) -> list[Any]:
         """Returns the assigned variables of metrics that the model does not list: logs may be computed from them, too."""
-        listed = {id(v) for v in self._model.metrics_variables}
+        listed = {id(v) for v in metric_trial.variables_of(self._model)}
         return [v for key, v in assigned.items() if v.synchronization == "on_read" and key not in listed]
 
     def begin(self) -> Any:
@@ -156,7 +156,7 @@ class ReplicaMetrics:
         A codebook that follows the mean of examples may be trainable although no optimizer updates it. Losses and other objects
         that are no layers may have variables, too.
         """
-        counted = {id(v) for v in self._model.metrics_variables}
+        counted = {id(v) for v in metric_trial.variables_of(self._model)}
         return [
             v
             for v in (*self._model.variables, *self._not_of_model(assigned))

@@ -155,11 +155,7 @@ class TrainingLoop:
         except EmptyDatasetError:
             return
         metric_sums.note(self._metrics.shared_variables())
-        examples, shards = int(element["examples"]), [without_optionals(shard) for shard in element["shards"]]
-        if examples >= 2 * self._layout.replicas:
-            self._check.run(shards[0], examples)
-        elif examples >= 2 and are_dense(shards[0]):
-            self._check.run(mapped(self._gather, per_replica(shards)), examples)
+        try_out(self._check, element, self._layout.replicas, self._gather)
         self._build(self._check.unbuilt)  # Else the step would be traced once for this.
 
     def _call(self, kind: str, spec: Any, *arguments: Any) -> Any:
@@ -308,6 +304,15 @@ class TrainingLoop:
         self._metrics.of_first |= of_first(replica)
         self._assigned.update(kept(replica))
         return logs
+
+
+def try_out(check: ShardCheck, element: Any, replicas: int, gather: Callable[[Any], Any]) -> None:
+    """Runs the check of a step on a shard of a batch, or on all shards if one has fewer than two examples."""
+    examples, shards = int(element["examples"]), [without_optionals(shard) for shard in element["shards"]]
+    if examples >= 2 * replicas:
+        check.run(shards[0], examples)
+    elif examples >= 2 and are_dense(shards[0]):
+        check.run(mapped(gather, per_replica(shards)), examples)
 
 
 def is_distributed(batch: Any) -> bool:

@@ -190,11 +190,13 @@ def _conv(original: Operation, inputs: Any, kernel: Any, *args: Any, **kwargs: A
 
 
 def _sigmoid(original: Operation, x: Any) -> Any:
-    """Gives the result of a whole tensor its logits, as Keras does, for a loss that uses them."""
-    return original(whole(x))
+    """Gives the result of a whole tensor its logits, as Keras does, for a loss that uses them; not that of a variable."""
+    value = operand(x)
+    return original(whole(x)) if value is x else tf.sigmoid(value)
 
 
 def _softmax(original: Operation, x: Any, axis: Any = -1) -> Any:
+    x = operand(x)
     if not isinstance(x, SplitTensor):
         return original(x, axis)
     axes = range(x.rank) if axis is None else [each % x.rank for each in ([axis] if isinstance(axis, int) else axis)]

@@ -281,15 +281,19 @@ for _function in UNARY:
     dispatch(_function, _on_each_part(_function))
 
 
-_OPERATORS = {
+OPERATORS = {
     "add": tf.add,
     "sub": tf.subtract,
     "mul": tf.multiply,
-    "truediv": tf.divide,
-    "floordiv": tf.math.floordiv,
-    "mod": tf.math.floormod,
+    "truediv": tf.truediv,  # `tf.divide` calls the operator.
     "pow": tf.pow,
     "matmul": tf.matmul,
+}
+"""Name of an operator of Python -> what computes it, also of a variable in shards."""
+
+_OPERATORS = OPERATORS | {
+    "floordiv": tf.math.floordiv,
+    "mod": tf.math.floormod,
     "and": lambda x, y: whole(x) & whole(y),
     "or": lambda x, y: whole(x) | whole(y),
     "xor": lambda x, y: whole(x) ^ whole(y),

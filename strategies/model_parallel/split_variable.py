@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.same_rows import are_positions
 from tfdist.strategies.model_parallel import moves, task_span
-from tfdist.strategies.model_parallel.split_tensor import SplitTensor, own_pieces
+from tfdist.strategies.model_parallel.split_tensor import OPERATORS, SplitTensor, own_pieces
 from tfdist.strategies.private_api import CompositeTensorGradient, register_tensor_conversion
 from tfdist.strategies.variable_base import InShards, rows_by_part
 
@@ -178,7 +178,7 @@ class SplitVariable(InShards):
         return task_span.current().read(tf.concat(split.parts, axis=self.axis), self.axis, self._number, self.path)
 
     def __neg__(self) -> Any:
-        """Returns the negative value; TensorFlow's own operator would read all shards as one tensor, also in a step."""
+        """Returns the negative value; TensorFlow's own operators would read all shards as one tensor, also in a step."""
         return tf.negative(self)
 
     def __abs__(self) -> Any:
@@ -207,4 +207,11 @@ class SplitVariable(InShards):
         return self
 
 
+def _add_operators() -> None:
+    for name, function in OPERATORS.items():
+        setattr(SplitVariable, f"__{name}__", lambda self, other, function=function: function(self, other))
+        setattr(SplitVariable, f"__r{name}__", lambda self, other, function=function: function(other, self))
+
+
+_add_operators()
 register_tensor_conversion(SplitVariable, lambda v, dtype=None, name=None, as_ref=False: v.value())

@@ -107,7 +107,7 @@ def _sum(input_tensor: Any, axis: Any = None, keepdims: bool = False, name: Any 
 
 def _concat(values: Any, axis: Any, name: Any = "concat") -> Any:
     found = moves.concatenate([operand(value) for value in values], axis)
-    return _NOT_SUPPORTED if found is NotImplemented else found
+    return tf.concat(list(map(tf.convert_to_tensor, values)), axis) if found is NotImplemented else found
 
 
 def _reshape(tensor: Any, shape: Any, name: Any = None) -> Any:

@@ -158,7 +158,7 @@ class Judgement:
             of_chief: takes numbers and returns those of the first task: each has seen other examples.
             warns: whether this task logs what was found.
         """
-        if not (own := self._model.metrics_variables):
+        if not (own := variables_of(self._model)):
             return
         found = of_chief(np.array([self._kinds.get(id(variable), _UNKNOWN) for variable in own]))
         kinds = [(variable, kind) for variable, kind in zip(own, found, strict=True) if kind != _UNKNOWN]
@@ -177,6 +177,16 @@ class Judgement:
 
 
 def leaves(model: Any) -> list[Any]:
-    """Returns the metrics of a model once each, with those of `compile` one by one."""
-    found = [leaf for metric in model.metrics for leaf in getattr(metric, "metrics", None) or [metric]]
+    """Returns the metrics that a model holds once each, with those of `compile` one by one.
+
+    Its `metrics` lack those of a model inside it, and those that a property of its own leaves out.
+    """
+    held = [*model.metrics, *(metric for layer in model._flatten_layers() for metric in keras.Layer.metrics.fget(layer))]
+    found = [leaf for metric in held for leaf in getattr(metric, "metrics", None) or [metric]]
     return list({id(leaf): leaf for leaf in found}.values())
+
+
+def variables_of(model: Any) -> list[Any]:
+    """Returns the Keras variables of these metrics, those of the model's `metrics_variables` first."""
+    found = [*model.metrics_variables, *(variable for leaf in leaves(model) for variable in leaf.variables)]
+    return list({id(variable): variable for variable in found}.values())

@@ -70,6 +70,11 @@ def has_own_test(model: Any) -> bool:
     return type(model).test_step is not TensorFlowTrainer.test_step or has_own_loss(model) or has_own_metrics(model)
 
 
+def has_own_prediction(model: Any) -> bool:
+    """Returns whether `predict` may update a metric of the user's. It updates none of `compile`."""
+    return any(not is_known(type(metric)) for layer in model._flatten_layers() for metric in keras.Layer.metrics.fget(layer))
+
+
 def _code_of(value: Any) -> Any:
     """Returns a function or class as it is, and the class of any other value."""
     return value if hasattr(value, "__name__") else type(value)

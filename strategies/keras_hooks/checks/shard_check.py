@@ -27,6 +27,7 @@ from tfdist.strategies.keras_hooks.checks.outcome import Outcome
 from tfdist.strategies.keras_hooks.checks.own_code import (
     has_own_code,
     has_own_loss,
+    has_own_prediction,
     has_own_step,
     has_own_test,
     has_own_updates,
@@ -82,7 +83,7 @@ class ShardCheck:
 
     Args:
         model: the Keras model.
-        step: its `train_step`.
+        step: its `train_step`, `test_step` or `predict_step`.
         strategy: the strategy.
         replicas: how many replicas share a batch.
         as_replica: returns a context in which the step is traced as that of one replica of this process.
@@ -103,10 +104,12 @@ class ShardCheck:
         logs: bool = True,
     ) -> None:
         self._model, self._strategy, self._replicas = model, strategy, replicas
-        self._warns, self._logs, self._trains = warns, logs, step == model.train_step
+        self._warns, self._logs = warns, logs
+        self._trains, self._predicts = step == model.train_step, step == model.predict_step
         self._step = without_optionals(model, step)
         self._as_replica, self._of_chief = as_replica, of_chief
-        is_own = has_own_code(model) if self._trains else has_own_test(model)
+        has_own = has_own_code if self._trains else has_own_prediction if self._predicts else has_own_test
+        is_own = has_own(model)
         self.is_open = is_own and not model.run_eagerly  # Code that runs eagerly counts its own calls, also a trial.
         """Whether the check is still to be made."""
         if is_own and model.run_eagerly:
@@ -114,7 +117,7 @@ class ShardCheck:
         self.unbuilt: Sequence[tuple[Any, Any]] = ()
         """The updates of optimizers that have no variables yet, as (optimizer, variables), once the step was traced."""
         # Whether the gradients are needed. Else the outputs and the loss tell enough.
-        self._is_whole = has_own_step(model) or has_own_updates(model) or has_own_loss(model)
+        self._is_whole = not self._trains or has_own_step(model) or has_own_updates(model) or has_own_loss(model)
         self._names: Sequence[str | None] = ()  # Of what the step records.
         self._sizes: Sequence[int] = ()  # See `Replica.sizes_of_updates`.
         self._metrics: tuple[Sequence[Any], set[int]] = ((), set())  # Variables that it assigns; ids of settled ones.
@@ -149,10 +152,12 @@ class ShardCheck:
         elif self._warns and outcome.integer is not None:
             self._warn(self._what_is_assigned(outcome.integer))
         outcome.metrics.apply(self._of_chief, self._logs)
+        self._traced, self._branches = None, ()  # Their graphs are as large as that of the step.
+        if self._predicts:
+            return
         log_trial.count_in_full(self._model, self._trains, log_trial.agreed(outcome.sum_logs, self._of_chief))
         if self._warns and self._logs:
             log_trial.warn(self._model, outcome.other_logs, self._replicas)
-        self._traced, self._branches = None, ()  # Their graphs are as large as that of the step.
 
     def _with_sums_in_full(self, outcome: Outcome, halves: Any, size: int) -> Outcome:
         """Lets sums that layers add as losses count in full, if the step is a mean apart from them.
@@ -347,9 +352,10 @@ class ShardCheck:
         """Logs a warning, once for each model, that a metric has a variable of TensorFlow."""
         if self._logs and is_first_warning(self._model, variable):
             _log.warning(
-                "evaluate of %s (%s) may differ from that in one process, because %d replicas share each batch: a metric or "
+                "%s of %s (%s) may differ from that in one process, because %d replicas share each batch: a metric or "
                 "layer assigns the tf.Variable %s, of which every replica keeps its own, and the first one's counts. Make it "
                 "with add_variable",
+                "predict" if self._predicts else "evaluate",
                 *(self._model.name, type(self._model).__name__, self._replicas, variable),
             )
 
@@ -373,8 +379,8 @@ class ShardCheck:
             )
             state.graph, state.unbuilt = tf.compat.v1.get_default_graph(), []
             with self._as_replica(), entered(state), variables_of(self._strategy), released(state):
-                is_whole = not self._trains or self._is_whole
-                logs = log_trial.numbers(self._step(batch) if is_whole else compute_loss(self._model, batch, recorded))
+                logs = log_trial.numbers(self._step(batch) if self._is_whole else compute_loss(self._model, batch, recorded))
+                logs = {} if self._predicts else logs
                 recorded, counted = recorded if self._trains else [], metric_trial.changes(state)
                 added = added_losses.recorded(state) if self._trains else []
                 self._names, self._sizes = [name for name, _ in recorded], state.sizes_of_updates

@@ -108,6 +108,7 @@ IN_ONE_TASK = (  # Two replicas. What they compute of several replicas, other ca
     "optimizers_that_change_gradients",
     "predictions_that_are_no_rows",
     "what_predict_counts",
+    "metrics_that_a_model_does_not_list",
 )
 OF_THREE = (
     "last_batch_smaller_than_the_number_of_replicas",
@@ -136,6 +137,7 @@ OF_TASKS = (  # As above, the other way round.
     "what_cannot_work_says_so",
     "spectrograms",
     "what_predict_counts",
+    "a_metric_that_predict_alone_updates",
     "losses_of_whole_batches_of_changing_sizes",
 )
 OF_BOTH = (  # Where several tasks with several replicas differ from both.

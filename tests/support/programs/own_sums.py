@@ -198,6 +198,85 @@ def what_predict_counts(scope):
     return results | {name: float(getattr(model, name).result()) for name in ("sum", "steps", "mean", "largest")}
 
 
+class Batches(keras.metrics.Metric):
+    """Counts batches, with the means of their examples, and examples."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.means, self.rows = (self.add_variable((), "zeros", name=name) for name in ("means", "rows"))
+
+    def update_state(self, values):
+        self.means.assign_add(1.0 + ops.mean(values))
+        self.rows.assign_add(ops.cast(ops.shape(values)[0], "float32"))
+
+    def result(self):
+        return self.means + 100.0 * self.rows
+
+
+class Inner(keras.Model):
+    """Counts what it returns, in a metric that the metrics of a model with it do not list."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.batches = layers.Dense(1), Batches()
+
+    def call(self, x):
+        y = self.dense(x)
+        self.batches.update_state(y)
+        return y
+
+
+class Outer(keras.Model):
+    """Has a model with a metric, and a metric that it does not list."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.unlisted = Inner(), Batches()
+
+    @property
+    def metrics(self):
+        return []
+
+    def call(self, x):
+        return self.inner(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            predicted = self(x)
+            loss = ops.mean(ops.square(predicted - y))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.unlisted.update_state(predicted)
+        return {"inner": self.inner.batches.result(), "unlisted": self.unlisted.result()}
+
+
+@case
+def metrics_that_a_model_does_not_list(scope):
+    """The last batch has fewer examples than there are replicas."""
+    with scope():
+        model = Outer()
+        model.compile("sgd")
+    record = model.fit(X[:13], Y[:13], batch_size=4, epochs=2, shuffle=False, verbose=0).history
+    return {**record, "weights": weights_of(model)}
+
+
+class CountsAlone(Inner):
+    def call(self, x):
+        return self.dense(x)
+
+    def predict_step(self, x):
+        self.batches.update_state(self(x))
+        return {"y": self(x), "mean": ops.mean(self(x))}
+
+
+@case
+def a_metric_that_predict_alone_updates(scope):
+    with scope():
+        model = CountsAlone()
+    model.predict(X[:13], batch_size=4, verbose=0)
+    return {"batches": float(model.batches.result())}
+
+
 @case
 def losses_of_whole_batches_of_changing_sizes(scope):
     """Of 3 examples and of 1 the second replica has one, real or repeated, and the first one another number."""

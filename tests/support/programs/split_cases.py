@@ -346,7 +346,7 @@ def layers_by_columns():
     return side_by_side({"x": keras.Input((16,)), "sequences": keras.Input((6, 16))}, branches)
 
 
-@case({".*(matmul|transposed|tensordot|einsum|dot|operator)/kernel": ("model", None)})
+@case({".*(matmul|transposed|tensordot|einsum|dot|operator|value|gate)/kernel": ("model", None)})
 def functions_of_tensorflow_by_rows():
     inputs = keras.Input((16,))
     return compiled(keras.Model(inputs, layers.Dense(10)(plain(inputs))))

@@ -54,6 +54,8 @@ PLAIN = {
     "einsum": lambda x, w: tf.einsum("bi,io->bo", x, tf.multiply(w, 2.0)),
     "dot": lambda x, w: ops.dot(x, ops.exp(w) - w**2),
     "operator": lambda x, w: x @ (abs(w) * -w),
+    "value": lambda x, w: x @ (2.0 * w.value / 3.0 - w.value**2) + (1.0 + ops.softmax(w)[0]),
+    "gate": lambda x, w: ops.transpose(w.value @ ops.transpose(x) * ops.sigmoid(w)[:, :1]),
 }
 
 
