@@ -253,7 +253,8 @@ def test_a_metric_that_counts_in_a_variable_that_all_workers_share_is_refused_by
             replica.assigned[id(count)] = count  # As keras_hooks/variables.py notes it.
         else:  # What groups of one replica add is right.
             optimizer._IN_PLACE[method](None, count, 1.0)
-        logs = MetricLogs(SimpleNamespace(metrics=[SimpleNamespace(name="seen", variables=[count])]))
+        metric = SimpleNamespace(name="seen", variables=[count])
+        logs = MetricLogs(SimpleNamespace(metrics=[metric], _flatten_layers=list))
         refused = pytest.raises(ValueError, match=r"the metric seen counts in own, .* create it with self\.add_variable")
         with refused if is_refused else contextlib.nullcontext():
             logs._check_shared_variables()
