@@ -46,6 +46,9 @@ PAUSE_SECONDS = 0.8
 """A step that takes so long is one after a restart."""
 
 SAY_SECONDS = 30.0
+NEAR_SECONDS = 3600.0
+"""Two runs of one day, one right after the other, begin at most so long after each other."""
+
 EARLY, LATE = (0.25, 0.4), (0.85, 1.0)
 SURVIVORS = ("launcher", "parent of the tasks", "chief", "ps")
 
@@ -193,7 +196,8 @@ def run(strategy: str, workers: int, every: int, minutes: float, seed: int) -> d
             )  # fmt: skip
         samples: list[tuple[float, dict[str, dict[str, float]]]] = []
         steps = Steps(folder / "steps")
-        begin = said = time.monotonic()
+        begun, begin = time.time(), time.monotonic()
+        said = begin
         limit = begin + minutes * 60 * 4 + 120
         try:
             while job.poll() is None:
@@ -223,7 +227,8 @@ def run(strategy: str, workers: int, every: int, minutes: float, seed: int) -> d
     seconds = steps.all[-1][0] - steps.all[0][0] if steps.all else 0.0
     different = len(steps.numbers)
     return {
-        "strategy": strategy, "workers": workers, "every": every, "seed": seed, "exit": job.returncode, "seconds": seconds,
+        "strategy": strategy, "workers": workers, "every": every, "seed": seed, "begun": begun,
+        "exit": job.returncode, "seconds": seconds,
         "faults": text.count("--fail_at sends"), "steps": different, "expected": total, "repeated": len(steps.all) - different,
         "speed": different / seconds if seconds else 0.0,
         "faults_took": part_of_faults(steps.all) if together == 1 and different > 1 else None,
@@ -245,9 +250,11 @@ def parts_of(samples: list[tuple[float, dict[str, dict[str, float]]]]) -> dict[s
 
 def goodput(rows: list[dict[str, Any]], place: int) -> str:
     """Returns the speed of a row in per cent of that without faults, as a cell of the table."""
-    around = [row for row in rows[max(place - 1, 0) : place + 2] if not row["every"]]
+    begun = rows[place].get("begun", 0.0)
+    near = [row for row in rows[max(place - 1, 0) : place + 2] if abs(row.get("begun", 0.0) - begun) < NEAR_SECONDS]
+    around = [row for row in near if not row["every"]]
     speeds = [row["speed"] for row in around or [row for row in rows if not row["every"]][-1:]]
-    return f"{100 * rows[place]['speed'] / statistics.mean(speeds):.0f} %" if speeds else "?"
+    return f"{100 * rows[place]['speed'] / statistics.mean(speeds):.1f} %" if speeds else "?"
 
 
 def write_table() -> None:
