@@ -66,6 +66,12 @@ OPTIONS = {
 }
 """Ways to train: `2+1` are two workers and one ps, each with a node, or `together` on the same nodes."""
 
+LATER = {
+    "ps, 3+2 apart": Option("parameter_server", 3, 2),
+    "ps, 3+3 together": Option("parameter_server", 3, 3, colocated=True),
+}
+"""Ways that run only if --ways names their numbers, such as 3+2."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -200,7 +206,7 @@ def predicted(costs: Costs, rate: str, option: Option) -> Prediction:
 
 
 def anew(result: Result, costs: Costs) -> Result:
-    prediction = predicted(costs, result.rate, OPTIONS[result.way])
+    prediction = predicted(costs, result.rate, (OPTIONS | LATER)[result.way])
     return replace(result, predicted=prediction.examples_per_second, binding=prediction.binding)
 
 
@@ -253,6 +259,7 @@ def main(_: list[str]) -> None:
 def run(results: list[Result], path: Path | None) -> None:
     done = {(each.model, each.rate, each.way) for each in results}
     ways = {name: option for name, option in OPTIONS.items() if not FLAGS.ways or any(part in name for part in FLAGS.ways)}
+    ways |= {name: option for name, option in LATER.items() if any("+" in part and part in name for part in FLAGS.ways)}
     for model in FLAGS.models:
         costs = Costs(measurement_of(model))
         for number, (way, option) in enumerate(ways.items()):

@@ -34,6 +34,12 @@ def text():
     return keras.Model(words, keras.layers.Dense(10)(x))
 
 
+def tower():
+    x = keras.Input((784,))
+    y = keras.layers.BatchNormalization()(keras.layers.Dense(1500, activation="relu")(x))
+    return keras.Model(x, keras.layers.Dense(10)(keras.layers.Dense(300, activation="relu")(y)))
+
+
 def numbers(generator, examples):
     return generator.normal(size=(examples, 784)).astype("float32")
 
@@ -50,11 +56,16 @@ def adam():
     return keras.optimizers.Adam(0.001)
 
 
+def adamw():
+    return keras.optimizers.AdamW(0.001)
+
+
 MODELS = {
     "wide": (lambda: perceptron(900, 2), 48, numbers, momentum),
     "deep": (lambda: perceptron(300, 8), 96, numbers, momentum),
     "convolutions": (convolutions, 24, numbers, momentum),
     "text": (text, 32, words, adam),
+    "tower": (tower, 100, numbers, adamw),
     "trial": (lambda: perceptron(512, 2), 64, numbers, momentum),
 }
 """Name -> functions that make the model, the data and the optimizer, with the size of a batch as the second.
