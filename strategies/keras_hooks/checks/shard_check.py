@@ -21,7 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.checks import growth, log_trial, metric_trial, update_sources
+from tfdist.strategies.keras_hooks.checks import growth, log_trial, metric_trial, step_warnings, update_sources
 from tfdist.strategies.keras_hooks.checks.examples_in_branches import REASON, decides_by_examples
 from tfdist.strategies.keras_hooks.checks.outcome import Outcome
 from tfdist.strategies.keras_hooks.checks.own_code import (
@@ -55,7 +55,6 @@ from tfdist.strategies.keras_hooks.checks.step_trial import (
 from tfdist.strategies.keras_hooks.replicas import added_losses
 from tfdist.strategies.keras_hooks.replicas.added_losses import AddedLosses, sums_among
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, entered
-from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 from tfdist.strategies.private_api.user_functions import without_optionals
 
 _TOLERANCE, _GPU_TOLERANCE, _HALF_TOLERANCE = 0.0005, 0.005, 0.05
@@ -69,11 +68,6 @@ with half of 16 units dropped out: 0.90 +- 0.24 in 8 draws, 0.86 +- 0.07 in 64."
 
 _CLIPS = ("clip_by_global_norm", "clip_by_norm")
 """Names that TensorFlow gives the operations of functions that clip."""
-
-_SUM = (
-    "an update depends on the number of examples, as that of a sum does, and every replica has a part of them. "
-    "Compute means over the examples"
-)
 
 _log = logging.getLogger("tfdist")
 
@@ -105,6 +99,7 @@ class ShardCheck:
     ) -> None:
         self._model, self._strategy, self._replicas = model, strategy, replicas
         self._warns, self._logs = warns, logs
+        self._warnings = step_warnings.StepWarnings(model, replicas, logs)
         self._trains, self._predicts = step == model.train_step, step == model.predict_step
         self._step = without_optionals(model, step)
         self._as_replica, self._of_chief = as_replica, of_chief
@@ -113,7 +108,7 @@ class ShardCheck:
         self.is_open = is_own and not model.run_eagerly  # Code that runs eagerly counts its own calls, also a trial.
         """Whether the check is still to be made."""
         if is_own and model.run_eagerly:
-            self._warn_of("its code runs eagerly (run_eagerly=True)")
+            self._warnings.unchecked("its code runs eagerly (run_eagerly=True)")
         self.unbuilt: Sequence[tuple[Any, Any]] = ()
         """The updates of optimizers that have no variables yet, as (optimizer, variables), once the step was traced."""
         # Whether the gradients are needed. Else the outputs and the loss tell enough.
@@ -148,9 +143,9 @@ class ShardCheck:
         if self._trains and any(not is_known(type(layer)) for layer in self._model._flatten_layers()):
             outcome = self._with_sums_in_full(outcome, halves, size)
         if self._warns and outcome.what is not None:
-            self._warn(outcome.what)
+            self._warnings.differs(outcome.what)
         elif self._warns and outcome.integer is not None:
-            self._warn(self._what_is_assigned(outcome.integer))
+            self._warnings.differs(step_warnings.assigns(self._model, outcome.integer))
         outcome.metrics.apply(self._of_chief, self._logs)
         self._traced, self._branches = None, ()  # Their graphs are as large as that of the step.
         if self._predicts:
@@ -191,12 +186,8 @@ class ShardCheck:
                 return outcome
         except Exception as error:  # The real step shows the user's errors; an answer here is only wanted if there is one.
             _log.debug("the step of %s was not tried out on parts of a batch: %r", self._model.name, error)
-            if self._traced is not None and self._warns and self._works_with(halves[0], size) and self._logs:
-                _log.warning(
-                    "the step of %s (%s) works with a batch of %d examples and not with a part of it, and %d replicas share "
-                    "each batch: it has the size of a batch written in it. Take that from the tensors (ops.shape(x)[0])",
-                    *(self._model.name, type(self._model).__name__, size, self._replicas),
-                )
+            if self._traced is not None and self._warns and self._works_with(halves[0], size):
+                self._warnings.size_in_step(size)
         return Outcome(metric_trial.Judgement(self._model, self._replicas))
 
     def _works_with(self, part: Any, size: int) -> bool:
@@ -218,9 +209,9 @@ class ShardCheck:
         nodes, updates = nodes_of(function), len(self._names)
         if changes := changing_operations(nodes):
             if self._trains and self._warns and not as_means:
-                self._warn_of(what_changes(function, changes, updates))
+                self._warnings.unchecked(what_changes(function, changes, updates))
             elif self._warns and not self._trains and (names := assigned_variables(function)):
-                self._warn_of_tests(names[0])
+                self._warnings.variable_of_tests("predict" if self._predicts else "evaluate", names[0])
             return None
         differences, norms, aa = compared(function, first, second, self._has_weights)
         a = [value.numpy() for value in function(first, tf.constant(0))]
@@ -231,7 +222,7 @@ class ShardCheck:
         outcome = Outcome(metric_trial.Judgement(self._model, self._replicas), is_known=True)
         if self._trains and self._warns and updates:
             if large(differences[:updates], norms[:updates], tolerance, least):
-                outcome.what = self._what_compares()
+                outcome.what = step_warnings.compares(self._has_weights)
             elif is_random:  # The numbers for 4 and for 8 examples differ.
                 outcome.what = self._what_grows(function, joined(first, second), nodes)
             else:
@@ -240,12 +231,9 @@ class ShardCheck:
             outcome.what = outcome.what or self._shown
             arguments = sum(leaf is not None for leaf in tf.nest.flatten(first))
             if outcome.what is None and not as_means and decides_by_examples(function, arguments, self._branches):
-                self._warn_of(REASON)
+                self._warnings.unchecked(REASON)
             elif outcome.what is None and not as_means and self._unseen is not None:
-                self._warn_of(
-                    f"it assigns {self._unseen} in a branch or loop (ops.cond), by the examples of the batch. After each step "
-                    "the replicas have the mean of what they have assigned"
-                )
+                self._warnings.unchecked(step_warnings.assigns_in_branch(self._unseen))
         outcome.integer = self._integer
         if len(norms) > updates:
             self._judge_others(outcome, function, joined(first, first), differences, norms, tolerance, is_random)
@@ -272,51 +260,26 @@ class ShardCheck:
         compares = [depends and not told for depends in compares[:counted]]
         outcome.metrics.look_at(*self._metrics, compares, times[:counted])
 
-    def _what_compares(self) -> str:
-        by_weights = 'A mean by the weights of examples is that of a Keras loss with reduction="mean_with_sample_weight". '
-        return (
-            "what an example adds to an update depends on the other examples of its batch, or the step computes with its "
-            "gradients. Compare examples in a loss function for compile that returns one number, of outputs with a row for "
-            f"each example: it gets the whole batch. {by_weights if self._has_weights else ''}Let the optimizer clip "
-            "(global_clipnorm), or change gradients in its update_step, which gets their sum over the replicas"
-        )
-
     def _what_grows(self, function: Callable[[Any, Any], Any], batch: Any, nodes: Sequence[Any]) -> str | None:
         draws = (range(_DRAWS), range(_DRAWS, _DRAWS + _MORE_DRAWS))
         gradients = [index for index, name in enumerate(self._names) if name is None]
         for update in np.split(gradients, np.cumsum(self._sizes)[:-1]):  # One of a GAN's may be a sum, the other a mean.
             places = update.astype(int)
             if all((self._growth(function, batch, each, places, whole=True)[0] or 1.0) > _SUM_GROWTH for each in draws):
-                return _SUM
+                return step_warnings.SUM
         return self._what_else(nodes)
 
     def _what_is_no_mean(self, places: Sequence[int], nodes: Sequence[Any]) -> str | None:
         """Returns what is to be said of a step that updates or assigns something that is no mean, at these places."""
         sizes = [self._names[place] for place in places]
         if assigned := [name for name in sizes if name not in (None, OUTPUT)]:
-            return self._what_is_assigned(assigned[0])
-        return _SUM if None in sizes else self._what_else(nodes)
-
-    def _what_is_assigned(self, name: str) -> str:
-        if any((each.path, each.aggregation) == (name, "sum") for each in self._model.variables):
-            return (
-                f'it assigns {name}, which has aggregation="sum", something that is no sum over the examples, such as a mean '
-                "or a number of steps. The sum of what the replicas assign counts"
-            )
-        return (
-            f"it assigns {name} something that is no mean over the examples, such as the examples themselves, their "
-            "sum or their number. Every replica has its own, and the mean of these counts, of integers the first"
-        )
+            return step_warnings.assigns(self._model, assigned[0])
+        return step_warnings.SUM if None in sizes else self._what_else(nodes)
 
     def _what_else(self, nodes: Sequence[Any]) -> str | None:
         if self._reads_replicas:
-            return (
-                "it computes with the number of replicas (num_replicas_in_sync). A train_step is that of one process: every "
-                "replica's loss counts by its share of the examples already, so do not divide it"
-            )
-        if any(name in node.name for node in nodes for name in _CLIPS):
-            return "it clips its gradients, which are those of a shard. Let the optimizer clip (global_clipnorm, clipnorm)"
-        return None
+            return step_warnings.READS_REPLICAS
+        return step_warnings.CLIPS if any(name in node.name for node in nodes for name in _CLIPS) else None
 
     def _growth(
         self, function: Callable[[Any, Any], Any], batch: Any, draws: Sequence[int], places: Any, whole: bool = False
@@ -338,33 +301,6 @@ class ShardCheck:
             squares.append([norms.numpy()[places].astype(np.float64) ** 2 for _, norms in results])
         large, small = np.sqrt(np.mean(squares, axis=0).sum(axis=1, keepdims=True) if whole else np.mean(squares, axis=0))
         return [float(above / below) if below else None for above, below in zip(large, small, strict=True)]
-
-    def _warn_of(self, what: str) -> None:
-        """Logs a warning, once for each model, that its step cannot be tried out, and why."""
-        if self._logs and is_first_warning(self._model, what):
-            _log.warning(
-                "it was not checked whether the training of %s (%s) equals that in one process: %s. It does if an update is a "
-                "mean to which every example of a batch adds its own part, for %d replicas share each batch",
-                *(self._model.name, type(self._model).__name__, what, self._replicas),
-            )
-
-    def _warn_of_tests(self, variable: str) -> None:
-        """Logs a warning, once for each model, that a metric has a variable of TensorFlow."""
-        if self._logs and is_first_warning(self._model, variable):
-            _log.warning(
-                "%s of %s (%s) may differ from that in one process, because %d replicas share each batch: a metric or "
-                "layer assigns the tf.Variable %s, of which every replica keeps its own, and the first one's counts. Make it "
-                "with add_variable",
-                "predict" if self._predicts else "evaluate",
-                *(self._model.name, type(self._model).__name__, self._replicas, variable),
-            )
-
-    def _warn(self, what: str) -> None:
-        if self._logs and is_first_warning(self._model, what):
-            _log.warning(
-                "the training of %s (%s) differs from that in one process, because %d replicas share each batch: %s",
-                *(self._model.name, type(self._model).__name__, self._replicas, what),
-            )
 
     def _function(self, example: Any, as_means: frozenset[int]) -> Any:
         """Returns a function of a batch and of the number of a draw that returns projections and norms of what a step updates.
