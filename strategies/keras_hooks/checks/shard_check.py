@@ -10,6 +10,8 @@ batch. Nothing is updated or assigned. With two parts a and b of these examples,
 * every example adds its own part if step(ab) + step(ba) = step(aa) + step(bb), where all four have the same positions, sizes
   and random numbers. The same is tried with examples that are shortened as by padding;
 * the step is a mean if step(aa) = step(a). Of a step that draws random numbers only the norms are compared.
+
+What counts nothing in the first step may count later. `try_again` looks for that.
 """
 
 import contextlib
@@ -60,6 +62,9 @@ from tfdist.strategies.private_api.user_functions import without_optionals
 _TOLERANCE, _GPU_TOLERANCE, _HALF_TOLERANCE = 0.0005, 0.005, 0.05
 """Differences that are more than rounding, of the norm of what is updated: in float32, on GPUs also as TF32, and in half
 precision. Measured on a CPU: 1e-6 and less where examples add up, 0.001 to 2 where they are compared."""
+
+_STILL_PRECISE = 0.1
+"""In float32: later updates become small, and rounding errors do not. They have to be so much of the first ones."""
 
 _SUM_GROWTH, _DRAWS, _MORE_DRAWS = 1.2, 8, 64
 """With random numbers: the norm of a mean of twice as many examples is 0.7 to 1 times as large, and 0.7 if all of it is random.
@@ -125,6 +130,9 @@ class ShardCheck:
         self._unseen: str | None = None  # See `Replica`.
         self._reads_replicas = self._has_weights = False
         self._traced: Any = None
+        self._largest = 0.0  # Of the norms of the updates in the first trial.
+        self._later: tuple[Any, Any, float] | None = None  # For more trials: the step, parts of a batch, and that norm.
+        self._calls = 0  # Of `try_again`.
 
     def run(self, examples: Any, size: int) -> None:
         """Tries the step out, and logs a warning that names the model if replicas compute another update than one process.
@@ -147,12 +155,35 @@ class ShardCheck:
         elif self._warns and outcome.integer is not None:
             self._warnings.differs(step_warnings.assigns(self._model, outcome.integer))
         outcome.metrics.apply(self._of_chief, self._logs)
+        if self._trains and outcome.is_known and metric_trial.reads_another(self._traced, self._model, self._strategy):
+            self._later = self._traced, halves, self._largest
         self._traced, self._branches = None, ()  # Their graphs are as large as that of the step.
         if self._predicts:
             return
         log_trial.count_in_full(self._model, self._trains, log_trial.agreed(outcome.sum_logs, self._of_chief))
         if self._warns and self._logs:
             log_trial.warn(self._model, outcome.other_logs, self._replicas)
+
+    def try_again(self) -> None:
+        """Tries the step out again at the first call, the second, the 4th and so on, if it reads a number that is no metric's.
+
+        Such a number may be the weight of a loss that compares examples, which grows from 0. All tasks call this as often.
+        """
+        self._calls += 1
+        if self._later is None or self._calls & (self._calls - 1):
+            return
+        function, (first, second), largest = self._later
+        try:
+            differences, norms, _ = compared(function, first, second, self._has_weights)
+        except Exception as error:  # As in `_outcome`.
+            _log.debug("the step of %s was not tried out again: %r", self._model.name, error)
+            self._later = None
+            return
+        is_precise = self._tolerance == _TOLERANCE
+        if norms[: len(self._names)].max(initial=0) < (_STILL_PRECISE if is_precise else 1.0) * largest:
+            return
+        if self._warns and self._large(differences, norms):
+            self._warnings.differs(step_warnings.compares(self._has_weights))
 
     def _with_sums_in_full(self, outcome: Outcome, halves: Any, size: int) -> Outcome:
         """Lets sums that layers add as losses count in full, if the step is a mean apart from them.
@@ -214,19 +245,17 @@ class ShardCheck:
                 self._warnings.variable_of_tests("predict" if self._predicts else "evaluate", names[0])
             return None
         differences, norms, aa = compared(function, first, second, self._has_weights)
+        self._largest = norms[:updates].max(initial=0)
         a = [value.numpy() for value in function(first, tf.constant(0))]
-        is_half = "16" in keras.backend.standardize_dtype(self._model.compute_dtype)
-        tolerance = _HALF_TOLERANCE if is_half else _GPU_TOLERANCE if tf.config.list_logical_devices("GPU") else _TOLERANCE
-        least = np.array([LEAST_NORM if name in (None, OUTPUT) else LEAST_CHANGE for name in self._names])
         is_random = any("Random" in node.op for node in nodes)
         outcome = Outcome(metric_trial.Judgement(self._model, self._replicas), is_known=True)
         if self._trains and self._warns and updates:
-            if large(differences[:updates], norms[:updates], tolerance, least):
+            if self._large(differences, norms):
                 outcome.what = step_warnings.compares(self._has_weights)
             elif is_random:  # The numbers for 4 and for 8 examples differ.
                 outcome.what = self._what_grows(function, joined(first, second), nodes)
             else:
-                changed = large((aa[0] - a[0])[:updates], ((aa[1] + a[1]) / 2)[:updates], tolerance, least)
+                changed = self._large(aa[0] - a[0], (aa[1] + a[1]) / 2)
                 outcome.what = self._what_is_no_mean(changed, nodes)
             outcome.what = outcome.what or self._shown
             arguments = sum(leaf is not None for leaf in tf.nest.flatten(first))
@@ -236,14 +265,23 @@ class ShardCheck:
                 self._warnings.unchecked(step_warnings.assigns_in_branch(self._unseen))
         outcome.integer = self._integer
         if len(norms) > updates:
-            self._judge_others(outcome, function, joined(first, first), differences, norms, tolerance, is_random)
+            self._judge_others(outcome, function, joined(first, first), differences, norms, is_random)
         return outcome
 
-    def _judge_others(
-        self, outcome: Outcome, function: Any, batch: Any, differences: Any, norms: Any, tolerance: float, is_random: bool
-    ) -> None:
+    @property
+    def _tolerance(self) -> float:
+        is_half = "16" in keras.backend.standardize_dtype(self._model.compute_dtype)
+        return _HALF_TOLERANCE if is_half else _GPU_TOLERANCE if tf.config.list_logical_devices("GPU") else _TOLERANCE
+
+    def _large(self, differences: np.ndarray, norms: np.ndarray) -> list[int]:
+        """Returns the numbers of the updates that differ. See `large`."""
+        updates = len(self._names)
+        least = np.array([LEAST_NORM if name in (None, OUTPUT) else LEAST_CHANGE for name in self._names])
+        return large(differences[:updates], norms[:updates], self._tolerance, least)
+
+    def _judge_others(self, outcome: Outcome, function: Any, batch: Any, differences: Any, norms: Any, is_random: bool) -> None:
         """Judges what the step gives besides its updates: what it adds to metrics, losses that layers add, and logs."""
-        updates, end = len(self._names), len(norms)
+        updates, end, tolerance = len(self._names), len(norms), self._tolerance
         tried = self._growth(function, batch, range(_DRAWS if is_random else 1), slice(updates, end))
         pairs = zip(tried, self._growths, strict=True)  # With random numbers a growth that is measured is not exact.
         times = [known if one is None or (is_random and known) else one for one, known in pairs]

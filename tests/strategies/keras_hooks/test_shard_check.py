@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 ONE_BY_ONE = "what an example adds to an update depends on the other examples of its batch"
 WARNED = {
     "contrastive": ONE_BY_ONE,
+    "a_comparison_whose_weight_grows": ONE_BY_ONE,
     "a_contrastive_step_that_assigns_in_a_branch": ONE_BY_ONE,
     "a_trained_weight_that_the_step_sets_first": ONE_BY_ONE,
     "a_mean_in_a_sum_over_the_replicas": 'has aggregation="sum", something that is no sum over the examples',
@@ -59,6 +60,7 @@ METRICS = {
 }
 EQUAL = (
     "a_mean_of_the_examples",
+    "a_mean_whose_weight_grows",
     "a_sum_of_the_examples",
     "a_sum_with_random_numbers",
     "an_optimizer_that_changes_gradients",
@@ -80,7 +82,9 @@ EQUAL = (
     "an_embedding",
     "a_metric_with_variables_of_its_own",
 )
-WARNED_IN_A_STEP = (  # Or not: not only a trial of the step could.
+WARNED_IN_A_STEP = (  # Or not: not only the first trial could.
+    "a_comparison_whose_weight_grows",
+    "a_mean_whose_weight_grows",
     "batch_normalization",
     "a_step_that_sets_trainable_of_a_normalization",
     "a_normalization_that_only_infers",
@@ -98,6 +102,7 @@ def only_tried_out(cases):
 
 
 FEW = ("contrastive", "a_mean_of_the_examples", "batch_normalization")
+GROWING = ("a_comparison_whose_weight_grows", "a_mean_whose_weight_grows")
 FEW_EXAMPLES = "an_average_that_the_step_uses"  # Tasks have one or two each, and the step is tried out on all.
 SHARDED = (*FEW, "sharpness_aware", "a_sum_of_the_examples", "clips_gradients_when_they_are_large")
 
@@ -118,7 +123,10 @@ CLUSTERS = {
         SHARDED,
         *("--partition=kernel=rows", "--partition_tasks=2"),
     ),
-    "multi_worker_mirrored": ("cluster { nworkers_per_group: 2 }", ALL_STEPS if selection.ALL else (*FEW, FEW_EXAMPLES)),
+    "multi_worker_mirrored": (
+        "cluster { nworkers_per_group: 2 }",
+        ALL_STEPS if selection.ALL else (*FEW, *GROWING, FEW_EXAMPLES),
+    ),
     "parameter_server": (GROUPS, FEW),
     "hogwild": (GROUPS, FEW),
 }
