@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.calls.executions import Executions, WorkersGoneError
+from tfdist.strategies.coordinator.calls.group_function import examples_in
 from tfdist.strategies.coordinator.members import made_before
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.coordinator.training_loop import OpenEpochs, Steps, TrainingLoop
@@ -227,6 +228,10 @@ class CoordinatorHooks(KerasHooks):
             if is_first:
                 first = batches[0].values if isinstance(batches[0], Batch) else as_tensors(batches[0])
                 step_build.build_for_predictions(model, without_optionals(first))
+                check = self._shard_check(model, model.predict_step)
+                if check is not None and check.is_open:
+                    executions.wait_until_idle()
+                    check.run(without_optionals(first), examples_in(first) or 0)
                 is_first = False
             return concatenated([predict_one(batch) for batch in batches])
 

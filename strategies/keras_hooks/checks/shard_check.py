@@ -16,6 +16,7 @@ What counts nothing in the first step may count later. `try_again` looks for tha
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,8 +33,10 @@ from tfdist.strategies.keras_hooks.checks.own_code import (
     has_own_prediction,
     has_own_step,
     has_own_test,
+    has_own_test_step,
     has_own_updates,
     is_known,
+    may_compare,
 )
 from tfdist.strategies.keras_hooks.checks.step_trial import (
     LEAST_CHANGE,
@@ -43,12 +46,14 @@ from tfdist.strategies.keras_hooks.checks.step_trial import (
     changing_operations,
     compared,
     compute_loss,
+    compute_outputs,
     count,
     joined,
     large,
     mapped,
     nodes_of,
     parts,
+    recorded_outputs,
     released,
     summary,
     variables_of,
@@ -75,6 +80,8 @@ _CLIPS = ("clip_by_global_norm", "clip_by_norm")
 """Names that TensorFlow gives the operations of functions that clip."""
 
 _log = logging.getLogger("tfdist")
+_trained: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Models whose training was tried out: a second warning would say the same of their outputs."""
 
 
 class ShardCheck:
@@ -106,10 +113,15 @@ class ShardCheck:
         self._warns, self._logs = warns, logs
         self._warnings = step_warnings.StepWarnings(model, replicas, logs)
         self._trains, self._predicts = step == model.train_step, step == model.predict_step
+        self._call = "predict" if self._predicts else "evaluate"
         self._step = without_optionals(model, step)
         self._as_replica, self._of_chief = as_replica, of_chief
         has_own = has_own_code if self._trains else has_own_prediction if self._predicts else has_own_test
-        is_own = has_own(model)
+        # Whether the outputs are tried out.
+        returns = not self._trains and (self._predicts or not has_own_test_step(model))
+        self._returns = returns and model not in _trained and may_compare(model)
+        self._is_own_test = has_own(model)
+        is_own = self._is_own_test or self._returns
         self.is_open = is_own and not model.run_eagerly  # Code that runs eagerly counts its own calls, also a trial.
         """Whether the check is still to be made."""
         if is_own and model.run_eagerly:
@@ -145,13 +157,15 @@ class ShardCheck:
             size: how many examples the whole batch has.
         """
         self.is_open = False
+        if self._trains:
+            _trained.add(self._model)
         self._has_weights = isinstance(examples, tuple) and len(examples) == 3
         halves = parts(examples)
         outcome = self._outcome(halves, size)
         if self._trains and any(not is_known(type(layer)) for layer in self._model._flatten_layers()):
             outcome = self._with_sums_in_full(outcome, halves, size)
         if self._warns and outcome.what is not None:
-            self._warnings.differs(outcome.what)
+            self._warnings.differs(outcome.what) if self._trains else self._warnings.outputs_differ(self._call)
         elif self._warns and outcome.integer is not None:
             self._warnings.differs(step_warnings.assigns(self._model, outcome.integer))
         outcome.metrics.apply(self._of_chief, self._logs)
@@ -242,7 +256,7 @@ class ShardCheck:
             if self._trains and self._warns and not as_means:
                 self._warnings.unchecked(what_changes(function, changes, updates))
             elif self._warns and not self._trains and (names := assigned_variables(function)):
-                self._warnings.variable_of_tests("predict" if self._predicts else "evaluate", names[0])
+                self._warnings.variable_of_tests(self._call, names[0])
             return None
         differences, norms, aa = compared(function, first, second, self._has_weights)
         self._largest = norms[:updates].max(initial=0)
@@ -263,6 +277,8 @@ class ShardCheck:
                 self._warnings.unchecked(REASON)
             elif outcome.what is None and not as_means and self._unseen is not None:
                 self._warnings.unchecked(step_warnings.assigns_in_branch(self._unseen))
+        elif self._warns and updates and self._large(differences, norms):
+            outcome.what = step_warnings.compares(self._has_weights)
         outcome.integer = self._integer
         if len(norms) > updates:
             self._judge_others(outcome, function, joined(first, first), differences, norms, is_random)
@@ -353,9 +369,15 @@ class ShardCheck:
             )
             state.graph, state.unbuilt = tf.compat.v1.get_default_graph(), []
             with self._as_replica(), entered(state), variables_of(self._strategy), released(state):
-                logs = log_trial.numbers(self._step(batch) if self._is_whole else compute_loss(self._model, batch, recorded))
-                logs = {} if self._predicts else logs
-                recorded, counted = recorded if self._trains else [], metric_trial.changes(state)
+                if self._trains:
+                    logs = self._step(batch) if self._is_whole else compute_loss(self._model, batch, recorded)
+                else:
+                    recorded = []
+                    logs = self._step(batch) if self._is_own_test or self._predicts else None
+                    if self._returns:
+                        recorded = recorded_outputs(logs) if self._predicts else compute_outputs(self._model, batch)
+                logs = {} if self._predicts else log_trial.numbers(logs)
+                counted = metric_trial.changes(state)
                 added = added_losses.recorded(state) if self._trains else []
                 self._names, self._sizes = [name for name, _ in recorded], state.sizes_of_updates
                 self._metrics = [variable for variable, _ in counted], state.settled

@@ -73,6 +73,15 @@ class StepWarnings:
                 *(self._model.name, type(self._model).__name__, what, self._replicas),
             )
 
+    def outputs_differ(self, call: str) -> None:
+        """Says once that this call gives other outputs than one process."""
+        if self._logs and is_first_warning(self._model, "outputs"):
+            _log.warning(
+                "%s of %s (%s) differs from that in one process, because %d replicas share each batch: what the model returns "
+                "for an example depends on the other examples of its batch. One replica computes it as one process does",
+                *(call, self._model.name, type(self._model).__name__, self._replicas),
+            )
+
     def variable_of_tests(self, call: str, variable: str) -> None:
         """Says once that a metric or layer assigns a variable of TensorFlow in `evaluate` or `predict`."""
         if self._logs and is_first_warning(self._model, variable):

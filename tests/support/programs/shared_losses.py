@@ -345,3 +345,41 @@ def a_comparison_whose_weight_grows():
 @case
 def a_mean_whose_weight_grows():
     return growing("a_mean_whose_weight_grows", lambda z: ops.mean(z**2))
+
+
+class WithoutMean(layers.Layer):
+    """Subtracts the mean of a batch."""
+
+    def call(self, x):
+        return x - ops.mean(x, axis=0)
+
+
+class Doubled(layers.Layer):
+    def call(self, x):
+        return 2 * x
+
+
+def with_layer(name, layer):
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(4), layer, layers.Dense(1)], name=name)
+    model.compile("sgd", "mse", metrics=["mae"])
+    return model
+
+
+@case
+def evaluate_a_comparison():
+    return with_layer("evaluate_a_comparison", WithoutMean())
+
+
+@case
+def predict_a_comparison():
+    return with_layer("predict_a_comparison", WithoutMean())
+
+
+@case
+def evaluate_each_example():
+    return with_layer("evaluate_each_example", Doubled())
+
+
+@case
+def predict_each_example():
+    return with_layer("predict_each_example", Doubled())
