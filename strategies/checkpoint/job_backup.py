@@ -64,6 +64,8 @@ def install(strategy: tf.distribute.Strategy) -> None:
         raise ValueError(f"{FREQUENCY} is {frequency!r}; it has to be epoch or a number of batches above 0")
     if is_chief():
         folder_lock.lock(folder)
+        if not os.access(folder, os.W_OK | os.X_OK):  # Now, not after the first epoch, which may take hours.
+            _log.warning("the backup folder %s cannot be written: as long as it stays so, a restart trains anew", folder)
     _backups = _Backups(strategy, folder, None if frequency == "epoch" else int(frequency))
     patches.FIT.patch(_fit)
     patches.BEGIN_EPOCH.patch(_begin_epoch)

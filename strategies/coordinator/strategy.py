@@ -135,8 +135,8 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         groups = [group for group in self.worker_groups if self.membership.owners[group.number] == owner]
         workers = ", ".join(dict.fromkeys(f"worker:{index}" for group in groups for index in group.tasks))
         verb = f"{'have' if ',' in workers else 'has'} {'joined' if has_joined else 'left'}"
-        live = len(self.membership.live_groups)
-        _log.warning("%s %s the training: %d of %d worker groups train", workers, verb, live, len(self.worker_groups))
+        present = len(self.membership.present)
+        _log.warning("%s %s the training: %d of %d worker groups train", workers, verb, present, len(self.worker_groups))
 
 
 def start(cluster: Cluster, start_timeout: float, make: Callable[[Cluster], AnyStrategy]) -> AnyStrategy:

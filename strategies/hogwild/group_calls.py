@@ -212,7 +212,7 @@ class GroupCalls:
             if not functions.synchronizes and owner == group and is_over:
                 self._synchronize(group)
         for block in self._changed_blocks():
-            block.dirty.add(owner)
+            block.note_progress(owner)
         if isinstance(batches[0], WorkerBatch):
             device = self._strategy.worker_groups[group].devices[0]
             batches[0].data.begin(group, self._strategy.membership.incarnation(group), device)

@@ -14,8 +14,11 @@ TRIED = (StepOrder.FREE, StepOrder.TOGETHER, StepOrder.TURNS)
 SETTLE, MEASURED = 4, 5
 """Calls of each group in an order before they count, and those that count."""
 
-REPEAT = 50
-"""The orders are tried again after so many times as many calls."""
+REPEAT, SOONEST = 50, 10
+"""The orders are tried again after so many times as many calls, or after the second number if the speed has changed."""
+
+CHANGED = 1.5
+"""The speed has changed, as that of a link, if groups make so many times more or fewer steps than when orders were tried."""
 
 LATE = 3.0
 """A call that takes so many times as long as the last ones does not count, and nobody waits for it. Nor for the calls of a
@@ -51,7 +54,8 @@ class Turns:
         self._speeds: dict[StepOrder, float] = {}
         self._kept: StepOrder | None = None  # None before all have been tried.
         self._is_trying = True
-        self._left = 0  # Calls until the orders are tried again.
+        self._left = 0  # Calls until the orders are tried again,
+        self._soonest = 0  # and how many of them are left when that may happen sooner.
         self._try(TRIED[0])
 
     @contextlib.contextmanager
@@ -113,30 +117,47 @@ class Turns:
 
     def _note(self, group: int, seconds: float) -> None:
         """Counts a call: that many seconds for each of its steps, with all waits."""
-        if not self._is_trying:
-            self._left -= 1
-            if self._left <= 0:
-                self._is_trying = True
-                self._try(TRIED[0])
-            return
         self._calls[group].append(seconds)
         counted = len(self._calls[group]) / (SETTLE + MEASURED)  # A group that is idle may have left.
-        if len(self._steps) < 2 or (counted < LATE and any(len(self._calls[g]) < SETTLE + MEASURED for g in self._ended)):
-            return
-        self._speeds[self.order] = sum(1 / _mean(calls[SETTLE:]) for calls in self._calls.values() if len(calls) > SETTLE)
-        following = TRIED.index(self.order) + 1
-        if following < len(TRIED):
-            self._try(TRIED[following])
-            return
-        self.order, self._is_trying = best(self._speeds), False
-        self._left = REPEAT * len(TRIED) * (SETTLE + MEASURED) * len(self._calls)
-        if self.order not in (self._kept, StepOrder.FREE):
-            others = ", ".join(f"{self._speeds[each]:.3g} {each.value}" for each in TRIED if each is not self.order)
+        is_measured = len(self._steps) > 1 and (
+            counted >= LATE or all(len(self._calls[other]) >= SETTLE + MEASURED for other in self._ended)
+        )
+        if not self._is_trying:
+            self._left -= 1
+            if self._left <= 0 or (self._left <= self._soonest and is_measured and self._has_changed()):
+                self._is_trying = True
+                self._try(TRIED[0])
+        elif is_measured:
+            self._speeds[self.order] = self._speed()
+            following = TRIED.index(self.order) + 1
+            if following < len(TRIED):
+                self._try(TRIED[following])
+            else:
+                self._keep(best(self._speeds))
+
+    def _speed(self) -> float:
+        """Returns how many steps per second the calls have made that count."""
+        return sum(1 / _mean(calls[SETTLE:]) for calls in self._calls.values() if len(calls) > SETTLE)
+
+    def _has_changed(self) -> bool:
+        """Returns whether the last calls were much faster or slower than those in the same order when it was tried."""
+        change = self._speed() / self._speeds[self.order]
+        self._calls.clear()
+        return not 1 / CHANGED < change < CHANGED
+
+    def _keep(self, order: StepOrder) -> None:
+        """Keeps an order after all have been tried."""
+        tried = len(TRIED) * (SETTLE + MEASURED) * len(self._calls)
+        self._left, self._soonest = REPEAT * tried, (REPEAT - SOONEST) * tried
+        self._try(order)
+        self._is_trying = False
+        if order not in (self._kept, StepOrder.FREE):
+            others = ", ".join(f"{self._speeds[each]:.3g} {each.value}" for each in TRIED if each is not order)
             self._tell(
-                f"parameter_server: worker groups begin their steps {self.order.value}, which makes "
-                f"{self._speeds[self.order]:.3g} steps per second ({others})"
+                f"parameter_server: worker groups begin their steps {order.value}, which makes "
+                f"{self._speeds[order]:.3g} steps per second ({others})"
             )
-        self._kept = self.order
+        self._kept = order
 
 
 def _mean(seconds: Sequence[float]) -> float:

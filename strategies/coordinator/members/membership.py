@@ -41,6 +41,11 @@ class Membership:
         """The numbers of the groups that train."""
         return [group for group in range(len(self.owners)) if self.is_live(group)]
 
+    @property
+    def present(self) -> list[int]:
+        """The numbers of the groups whose workers are there. One whose call has failed, as with a ps, trains on later."""
+        return [group for group, owner in enumerate(self.owners) if owner not in self.away]
+
     def is_live(self, group: int) -> bool:
         """Returns whether a group trains."""
         return self.owners[group] in self.live

@@ -63,7 +63,7 @@ class ChiefValues:
         return block.cut(block.values, variable).copy() if block.is_newer_than(variable) else None
 
     def _update(self, block: ParameterBlock) -> None:
-        if block.dirty and not block.assigned:
+        if block.is_ahead and not block.assigned:
             if block.kind is not Kind.SYNCHRONIZED and not tracing_lock.is_held_here and calls.is_in_this_thread():
                 self._replicas.wait_until_idle()  # What was collected last may be zeros: a callback would scale these.
             # Groups that flush trace functions: a step that reads a variable while it is traced must not wait for them.
@@ -134,7 +134,7 @@ class ChiefValues:
             self._replicas.wait_until_idle()  # Executions that wait for a group make progress, too.
             if block.kind in (Kind.OWN, Kind.SEED):
                 self._keep_own(block)
-            elif block.dirty:
+            elif block.is_ahead:
                 self._replicas.collect(self._beside(block))
             block.publish()
             checkpoint_state.restore_outer(block)

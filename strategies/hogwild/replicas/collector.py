@@ -78,7 +78,7 @@ class Collector:
             The local replicas of the blocks that are not synchronized, numpy [size], by group, as far as they were collected.
         """
         others = others or {}
-        dirty = {block: sorted(block.dirty) for block in blocks if block.dirty}
+        dirty = {block: sorted(block.dirty) for block in blocks if block.is_ahead}
         # What goes to the ps comes first: the chief fetches the result while the groups send the rest.
         order = sorted({**dirty, **others}, key=lambda block: block.kind is not Kind.SYNCHRONIZED)
         flushes = self._begin({block: sorted({*dirty.get(block, ()), *others.get(block, ())}) for block in order})

@@ -62,6 +62,7 @@ class ParameterBlock:
         values: the vector when the chief last fetched it; None before.
         rates: the outer learning rate and the outer momentum.
         dirty: groups with progress that the shards do not have.
+        has_progress: whether groups have made progress since the shards had `values`, also those that have lost it.
         retried: makes calls to the ps, again after a ps was lost.
         assigned: variables that the chief has assigned and whose values the shards do not have yet, by id.
         trained_by: identifies the `GroupCalls` that have trained the block last; None before.
@@ -104,6 +105,7 @@ class ParameterBlock:
         self.values: Any = None
         self.rates = (1.0, 0.0)
         self.dirty: set[int] = set()
+        self.has_progress = False
         self.assigned: dict[int, LocalVariable] = {}
         self.trained_by: object = None
         self.inner_optimizer: weakref.ref[Any] | None = None
@@ -137,6 +139,20 @@ class ParameterBlock:
         """Lets all groups pull the values of the shards anew, which are `values`."""
         self.generation += 1
         self.of_values = self.generation
+        self.has_progress = False
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether groups or shards may have progress that the chief does not have.
+
+        What a group has pushed stays on the shards when the group is lost.
+        """
+        return bool(self.dirty) or (self.has_progress and self.kind is Kind.SYNCHRONIZED)
+
+    def note_progress(self, group: int) -> None:
+        """Notes that a group makes progress. Call it in the thread of the group, before the call."""
+        self.dirty.add(group)
+        self.has_progress = True
 
     def _assign_shards(self) -> None:
         for shards in self.shards:

@@ -221,6 +221,13 @@ def test_a_full_disk_leaves_the_backup_whole_and_the_training_goes_on(program, t
     assert program("interrupted", "epoch", data) == whole
 
 
+def test_a_folder_that_cannot_be_written_is_named_before_the_training(tmp_path, process, caplog):
+    (tmp_path / "file").touch()
+    assert "/file/backup cannot be written: as long" in process(lambda: caplog.text, folder="file/backup")
+    caplog.clear()
+    assert process(lambda: caplog.text, folder="folder/backup") == ""
+
+
 def test_a_folder_that_can_never_be_written_is_not_named_after_every_step(tmp_path, caplog):
     (tmp_path / "file").touch()
     backup = BackupFile(tf.distribute.get_strategy(), str(tmp_path / "file" / "model"))

@@ -7,6 +7,7 @@ import pytest
 from running import Running
 
 from tfdist.strategies.coordinator.edits import Edits
+from tfdist.strategies.keras_hooks import calls
 from tfdist.strategies.keras_hooks.replicas import warned
 
 
@@ -15,6 +16,44 @@ def running(monkeypatch, caplog):
     monkeypatch.setattr(warned, "_given", set())
     caplog.set_level(logging.WARNING)
     return Running(2)
+
+
+@pytest.fixture
+def in_fit(monkeypatch):
+    """Whether the program is in a callback of `fit`; a call of it begins another `fit`."""
+    monkeypatch.setattr(calls, "is_in_this_thread", lambda: True)
+    monkeypatch.setattr(calls, "_running", [])
+    return lambda: calls._running.append(calls.Call("fit"))
+
+
+def test_the_first_read_of_a_fit_waits_so_that_an_assignment_after_it_loses_nothing(running, in_fit, caplog):
+    edits = Edits(running)
+    for step in range(2):
+        running.count, running.taken = 2, step
+        in_fit()
+        edits.before_read()
+        assert not len(running)
+        edits.before_read()
+        edits.before_assignment("kernel:0")
+    running.count, running.taken = 2, 2
+    edits.before_read()
+    assert not len(running) and not caplog.records
+
+
+def test_later_reads_of_a_fit_do_not_wait_if_no_assignment_followed_the_first(running, in_fit, caplog):
+    edits = Edits(running)
+    in_fit()
+    running.count = 0
+    edits.before_read()  # At the end of an epoch nothing is in flight.
+    edits.before_assignment("kernel:0")
+    running.count, running.taken = 2, 1
+    edits.before_read()
+    assert not len(running)
+    running.count, running.taken = 2, 2
+    edits.before_read()
+    assert len(running) == 2
+    edits.before_assignment("kernel:0")
+    assert "is lost, this time" in caplog.text
 
 
 def test_reads_wait_after_a_weight_was_read_and_assigned_between_two_steps(running, caplog):

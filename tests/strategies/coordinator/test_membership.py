@@ -34,6 +34,7 @@ def test_who_leaves_and_who_is_back_is_told_once_and_an_error_of_a_step_is_no_le
     groups, changes = membership(), []
     groups.when_changed = lambda owner, has_joined: changes.append((owner, has_joined))
     groups.lose(0)
+    assert groups.present == [0, 1, 2] and groups.live_groups == [1, 2]
     groups.join(0)
     assert changes == []
     groups.lose(2)

@@ -45,9 +45,10 @@ def chief_of(block, found, *others):
 
     def collect(blocks, others=()):
         for each in blocks:
-            if each.dirty:
+            if each.is_ahead:
                 each.set_values(np.float32(found))
                 each.dirty.clear()
+                each.has_progress = False
         return {each: each.of_groups for each in others}
 
     replicas = {"blocks": [block, *others], "collect": collect, "current_owners": lambda block: [0, 1]}
@@ -131,6 +132,21 @@ def test_what_is_synchronized_is_collected_together(changes):
     chief.refresh(weight)
     assert (block.dirty, other.dirty, own.dirty) == (set(), set(), {0, 1})
     assert (weight.value, beside.value) == (7.0 if changes else 1.5, 2.0) and chief.newer(beside) == 1.5
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_what_groups_have_pushed_before_they_were_lost_is_read_and_an_assignment_beside_it_keeps_it(is_read):
+    weight, beside = Variable(1.0), Variable(2.0)
+    block = block_of(weight, beside)
+    chief = chief_of(block, [1.5, 2.5])
+    block.note_progress(0)
+    block.dirty.discard(0)
+    if is_read:
+        chief.refresh(beside)
+        assert beside.value == 2.5
+    assign(chief, weight, 7.0)
+    chief.publish()
+    assert block.values.tolist() == [7.0, 2.5] and not block.is_ahead
 
 
 @pytest.mark.parametrize("is_dirty", [False, True])

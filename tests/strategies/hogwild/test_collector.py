@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.calls.tracing import tracing_lock
 from tfdist.strategies.hogwild.replicas import collector
 from tfdist.strategies.hogwild.replicas.collector import Collector
+from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 from tfdist.strategies.hogwild.synchronization.outer_optimizers import Average, Elastic, Nesterov
 
@@ -27,12 +28,13 @@ class Block:
     """A block of two values with the global parameters `GLOBAL`, and the groups 0 and 1 with progress."""
 
     variables, assigned = (), {}
+    is_ahead = ParameterBlock.is_ahead
 
     def __init__(self, kind=Kind.SYNCHRONIZED, optimizer=None, dtype=tf.float32, server_groups=1):
         self.kind, self.optimizer, self.dtype = kind, optimizer or Average(), dtype
         self.shards = [None] * server_groups
         self.size, self.generation, self.published = 2, 0, 0
-        self.dirty, self.values = {0, 1}, None
+        self.dirty, self.values, self.has_progress = {0, 1}, None, True
 
     def fetch(self, server_group):
         return GLOBAL + (server_group or 0)
@@ -42,6 +44,7 @@ class Block:
 
     def begin_generation(self):
         self.generation += 1
+        self.has_progress = False
 
     def publish(self):
         self.published += 1
@@ -64,6 +67,15 @@ def collected(block, server_group=None, **options):
 def answers_of(collector, block, groups):
     """What groups return that flush a block, by group, without those that failed."""
     return collector._answers(collector._begin({block: groups}), block)
+
+
+def test_what_groups_have_pushed_before_they_were_lost_is_collected_once_and_what_is_their_own_is_gone():
+    shared, own = Block(optimizer=Nesterov(0.7, 0.5)), Block(Kind.OWN)
+    shared.dirty, own.dirty = set(), set()
+    calls = collected(shared)
+    np.testing.assert_array_equal(shared.values, GLOBAL)
+    assert calls.rounds == [shared] and shared.generation == 1
+    assert collected(shared).rounds == [] and collected(own).collected == {}
 
 
 def test_all_groups_continue_from_the_global_parameters():

@@ -92,12 +92,19 @@ def test_a_shard_that_no_group_has_pulled_since_the_chief_had_it_comes_back_from
     assert "its part of the global parameters comes back from the chief, and no update is lost" in caplog.text
 
 
-def test_groups_know_a_block_that_they_have_pulled_since_the_chief_collected_or_assigned_it():
+def test_groups_know_a_block_that_they_have_pulled_since_the_chief_collected_or_assigned_it_if_one_has_trained():
     block, replicas = ParameterBlock.__new__(ParameterBlock), LocalReplicas.__new__(LocalReplicas)
     block.generation = block.of_values = 0
+    block.dirty, block.has_progress = set(), False
     replicas._pulled = {(0, block): (1, 0), (1, block): (0, 0), (1, "another"): (1, 0)}
+    assert replicas.have_pulled(block) == []
+    block.note_progress(1)
+    assert replicas.have_pulled(block) == [0, 1] and block.dirty == {1}
+    block.dirty.discard(1)  # It is lost.
     assert replicas.have_pulled(block) == [0, 1]
     block.begin_generation()
+    assert replicas.have_pulled(block) == []
+    block.note_progress(0)
     assert replicas.have_pulled(block) == [0]
     block.generation += 1  # A ps was restored.
     assert replicas.have_pulled(block) == [0]

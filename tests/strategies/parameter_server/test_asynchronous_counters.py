@@ -95,7 +95,7 @@ def test_averages_of_an_optimizer_of_the_models_own_begin_with_the_weights(resul
     assert results[case]["overwritten"] == [1.0]
 
 
-def test_a_callback_that_assigns_what_it_reads_of_a_weight_loses_no_update_of_later_epochs(results):
+def test_a_callback_that_assigns_what_it_reads_of_a_weight_loses_no_update(results):
     assert results["clipped"] == [[60.0, 60.0]] * 4
 
 

@@ -7,7 +7,7 @@ import pytest
 from reserved import free_ports
 
 from tfdist.step_order import APART, StepOrder
-from tfdist.strategies.parameter_server.turns import MEASURED, REPEAT, SETTLE, TRIED, Turns
+from tfdist.strategies.parameter_server.turns import CHANGED, MEASURED, REPEAT, SETTLE, SOONEST, TRIED, Turns
 
 CALLS = SETTLE + MEASURED
 
@@ -65,6 +65,16 @@ def test_the_orders_are_tried_again_after_a_while_and_a_new_one_is_told(machine)
     assert machine.turns.order is StepOrder.TURNS
     machine.train(REPEAT * len(TRIED) * CALLS + 4 * CALLS, times(2, 1, 3))
     assert machine.turns.order is StepOrder.TOGETHER and len(machine.lines) == 2
+
+
+def test_the_orders_are_tried_again_soon_after_a_link_has_changed_its_rate_and_not_after_a_small_change(machine):
+    machine.train(4 * CALLS, times(2, 3, 1))
+    machine.train(SOONEST * len(TRIED) * CALLS, times(1, 1, 1 * (CHANGED - 0.1)))
+    assert machine.turns.order is StepOrder.TURNS
+    machine.train(6 * CALLS, times(3.2, 1.6, 3.2))
+    assert machine.turns.order is StepOrder.TOGETHER and len(machine.lines) == 2
+    machine.train(6 * CALLS, times(3.2, 1.6 * 4, 0.1))  # Too soon.
+    assert machine.turns.order is StepOrder.TOGETHER
 
 
 def test_a_group_waits_for_its_turn_at_most_a_step_of_another_one(machine):
