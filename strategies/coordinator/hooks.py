@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.calls.executions import Executions, WorkersGoneError
+from tfdist.strategies.coordinator.calls.group_function import examples_in
 from tfdist.strategies.coordinator.members import made_before
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.coordinator.training_loop import OpenEpochs, Steps, TrainingLoop
@@ -206,6 +207,7 @@ class CoordinatorHooks(KerasHooks):
         """
         executions = self._executions
         watched: weakref.WeakSet[Any] = weakref.WeakSet()
+        check = self._shard_check(model, model.predict_step)  # Of metrics.
         is_first = True  # Whether the function has not been called yet.
 
         def predict_one(batch: Any) -> Any:
@@ -225,8 +227,10 @@ class CoordinatorHooks(KerasHooks):
         def predict(batches: list[Any]) -> Any:
             nonlocal is_first
             if is_first:
-                first = batches[0].values if isinstance(batches[0], Batch) else as_tensors(batches[0])
-                step_build.build_for_predictions(model, without_optionals(first))
+                first = without_optionals(batches[0].values if isinstance(batches[0], Batch) else as_tensors(batches[0]))
+                step_build.build_for_predictions(model, first)
+                if check is not None and check.is_open:
+                    check.run(first, examples_in(first) or 0)
                 is_first = False
             return concatenated([predict_one(batch) for batch in batches])
 
