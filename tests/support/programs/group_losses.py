@@ -237,6 +237,7 @@ def metrics_and_predictions(scope):
         own_sums.metrics_that_keras_does_not_reset,
         own_sums.a_metric_that_predict_alone_updates,
         own_sums.numbers_of_a_batch_that_predict_returns,
+        own_sums.sparse_batches_with_fewer_examples_than_replicas,
     )
     return {case.__name__.replace("_", " "): case(scope) for case in cases}
 

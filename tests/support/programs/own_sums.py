@@ -290,8 +290,7 @@ class Counting(Outer):
         return self(x)
 
 
-@case
-def metrics_that_keras_does_not_reset(scope):
+def metrics_that_keras_does_not_reset(scope):  # Of group_losses.py.
     """They count on in each epoch, evaluation and prediction, and where callbacks begin them. Other metrics begin anew."""
     with scope():
         model = Counting()
@@ -319,6 +318,42 @@ def metrics_that_keras_does_not_reset(scope):
     record |= {"on batches": [[float(v) for v in model.train_on_batch(x, y, return_dict=True).values()] for _ in range(2)]}
     model.other.reset_state()
     return {**record, "seen": seen, "left": [float(model.mean.result()), float(model.unlisted.result())]}
+
+
+class OfSparseBatches(keras.Model):
+    """Counts examples in a metric that it does not list and in a sum, and sets its learning rate by the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1)
+        self.dense.build((None, 4))
+        self.seen = keras.metrics.Sum()
+        self.rows = self.add_weight(initializer="zeros", trainable=False, aggregation="sum")
+
+    @property
+    def metrics(self):
+        return []
+
+    def train_step(self, data):
+        x, y = map(tf.sparse.to_dense, data)
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.square(self.dense(x) - y))
+        self.seen.update_state(ops.ones_like(y))
+        self.rows.assign_add(ops.cast(ops.shape(x)[0], "float32"))
+        self.optimizer.learning_rate.assign(0.01 * loss)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"seen": self.seen.result(), "rate": ops.convert_to_tensor(self.optimizer.learning_rate)}
+
+
+def sparse_batches_with_fewer_examples_than_replicas(scope):  # Of group_losses.py.
+    """Of sparse batches no shape tells the number of examples. The last batch has one."""
+    with scope():
+        model = OfSparseBatches()
+        model.compile(keras.optimizers.SGD(0.1))
+    batches = tf.data.Dataset.from_tensor_slices((X[:13], Y[:13])).batch(4)
+    sparse = batches.map(lambda x, y: (tf.sparse.from_dense(x), tf.sparse.from_dense(y)))
+    record = model.fit(sparse, epochs=2, verbose=0).history
+    return {**record, "rows": float(model.rows.numpy()), "weights": weights_of(model)}
 
 
 class Numbers(keras.Model):
