@@ -41,9 +41,9 @@ class Executions:
 )
 def test_a_prediction_begins_after_the_callbacks_of_the_one_before(is_exact, callbacks, ahead):
     executions = Executions(is_exact)
-    hooks = SimpleNamespace(_executions=executions)
+    hooks = SimpleNamespace(_executions=executions, _shard_check=lambda model, step: None)
     assert CoordinatorHooks.callbacks(hooks, callbacks) is callbacks
-    model = SimpleNamespace(_flatten_layers=list)
+    model = SimpleNamespace(_flatten_layers=list, predict_step=None)
     predict = CoordinatorHooks._predict_function(hooks, model, lambda batches, spec: batches[0])
     for batch in FedDataset(tf.data.Dataset.range(5)):
         hooks._has_batch_callbacks &= bool(len(executions.order) < 4)  # A callback may call `predict` itself.
