@@ -70,6 +70,8 @@ class PredictionOutputs:
 
     def of_group(self, outputs: list[Any], after: list[Any], shares: list[Any]) -> Any:
         """See `StepOutputs`."""
+        if len(outputs) == 1:
+            return outputs[0]
         return tf.nest.map_structure(lambda *each: tf.concat(each, axis=0) if each[0].shape.rank else each[0], *outputs)
 
 
