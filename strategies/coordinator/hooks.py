@@ -207,7 +207,6 @@ class CoordinatorHooks(KerasHooks):
         """
         executions = self._executions
         watched: weakref.WeakSet[Any] = weakref.WeakSet()
-        check = self._shard_check(model, model.predict_step)  # Of metrics.
         is_first = True  # Whether the function has not been called yet.
 
         def predict_one(batch: Any) -> Any:
@@ -227,10 +226,12 @@ class CoordinatorHooks(KerasHooks):
         def predict(batches: list[Any]) -> Any:
             nonlocal is_first
             if is_first:
-                first = without_optionals(batches[0].values if isinstance(batches[0], Batch) else as_tensors(batches[0]))
-                step_build.build_for_predictions(model, first)
+                first = batches[0].values if isinstance(batches[0], Batch) else as_tensors(batches[0])
+                step_build.build_for_predictions(model, without_optionals(first))
+                check = self._shard_check(model, model.predict_step)
                 if check is not None and check.is_open:
-                    check.run(first, examples_in(first) or 0)
+                    executions.wait_until_idle()
+                    check.run(without_optionals(first), examples_in(first) or 0)
                 is_first = False
             return concatenated([predict_one(batch) for batch in batches])
 

@@ -259,7 +259,10 @@ class TrainingLoop:
                 raise
 
     def _check_step(self, batch: Callable[[], Any]) -> None:
-        if self._check is None or not self._check.is_open:
+        if self._check is None:
+            return
+        if not self._check.is_open:
+            self._check.try_again()
             return
         with contextlib.suppress(EmptyDatasetError):
             if (examples := batch()) is not None:

@@ -1,6 +1,7 @@
 """`KerasHooks` of the strategies whose replicas step together."""
 
 import contextlib
+import functools
 import logging
 import math
 import weakref
@@ -304,12 +305,22 @@ class DataParallelHooks(KerasHooks):
                 values[id(variable)] = variable.numpy()
         for same in sums.values():
             parts = zip(*(self._strategy.experimental_local_results(variable.value) for variable in same), strict=True)
-            joined = [tf.concat([tf.reshape(part, [-1]) for part in own], axis=0) for own in parts]
-            total = self._strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica(joined), axis=None).numpy()
+            with contextlib.nullcontext() if self._calls is None else self._calls.executing():
+                total = self._sum([[tf.convert_to_tensor(part) for part in own] for own in parts]).numpy()
             ends = np.cumsum([math.prod(variable.shape) for variable in same])
             for variable, value in zip(same, np.split(total, ends[:-1]), strict=True):
                 values[id(variable)] = value.reshape(variable.shape)
         return [values[id(variable)] for variable in variables]
+
+    @functools.cached_property
+    def _sum(self) -> Any:
+        """Returns a function that sums tensors over replicas, flat. Eagerly TensorFlow starts threads for each collective."""
+
+        def total(parts: list[list[tf.Tensor]]) -> tf.Tensor:
+            joined = [tf.concat([tf.reshape(part, [-1]) for part in own], axis=0) for own in parts]
+            return self._strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica(joined), axis=None)
+
+        return tf.function(total, autograph=False)
 
     def set_metric_values(self, model: Any, values: list[Any]) -> bool:
         """See `KerasHooks`. The first replica takes the sums of all."""

@@ -148,7 +148,10 @@ class TrainingLoop:
 
     def _check_step(self, batch: Callable[[], Any]) -> None:
         """Tries the step out on two examples of a shard or more, or of all shards. Every task has them, or none."""
-        if self._check is None or not self._check.is_open:
+        if self._check is None:
+            return
+        if not self._check.is_open:
+            self._check.try_again()
             return
         try:
             element = batch()

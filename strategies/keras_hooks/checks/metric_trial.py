@@ -190,3 +190,10 @@ def variables_of(model: Any) -> list[Any]:
     """Returns the Keras variables of these metrics, those of the model's `metrics_variables` first."""
     found = [*model.metrics_variables, *(variable for leaf in leaves(model) for variable in leaf.variables)]
     return list({id(variable): variable for variable in found}.values())
+
+
+def reads_another(function: Any, model: Any, strategy: Any) -> bool:
+    """Returns whether a traced step reads a number that is neither trained nor a metric's, such as the weight of a loss."""
+    of_metrics = {id(each) for variable in variables_of(model) for each in strategy.experimental_local_results(variable.value)}
+    numbers = [each for each in function.graph.variables if each.shape.rank == 0 and not each.trainable]
+    return any(id(each) not in of_metrics for each in numbers)

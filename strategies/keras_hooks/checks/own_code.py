@@ -41,9 +41,14 @@ def _may_compare(layer: Any) -> bool:
     return is_own or not is_known(activation, "tensorflow") or 0 in tf.nest.flatten(getattr(layer, "axis", None))
 
 
+def may_compare(model: Any) -> bool:
+    """Returns whether the outputs of a model may depend on which examples are together in a batch."""
+    operations = getattr(model, "operations", ())  # Those that are no layers are `keras.ops` in a functional model.
+    return any(not isinstance(each, keras.Layer) for each in operations) or any(map(_may_compare, model._flatten_layers()))
+
+
 def has_own_code(model: Any) -> bool:
     """Returns whether a model runs code that is not Keras': what Keras' own layers and losses compute is known."""
-    operations = getattr(model, "operations", ())
     losses = tf.nest.flatten(getattr(model, "loss", None))
     return (
         has_own_step(model)
@@ -51,8 +56,7 @@ def has_own_code(model: Any) -> bool:
         or has_own_metrics(model)
         or any(map(_has_own_regularizer, model._flatten_layers()))
         or has_own_loss(model)
-        or any(not isinstance(operation, keras.Layer) for operation in operations)  # `keras.ops` in a functional model.
-        or any(map(_may_compare, model._flatten_layers()))
+        or may_compare(model)
         or any(not is_known(_code_of(loss)) for loss in losses)
         or any(_name_of(loss).lower() == "circle" for loss in losses)  # The one loss of Keras that compares examples.
     )
@@ -65,9 +69,14 @@ def has_own_metrics(model: Any) -> bool:
     return own or not all(code is None or is_known(code) for code in codes)
 
 
+def has_own_test_step(model: Any) -> bool:
+    """Returns whether a model has a `test_step` of its own."""
+    return type(model).test_step is not TensorFlowTrainer.test_step
+
+
 def has_own_test(model: Any) -> bool:
     """Returns whether the metrics of `test_step` may count something that is no sum over the examples."""
-    return type(model).test_step is not TensorFlowTrainer.test_step or has_own_loss(model) or has_own_metrics(model)
+    return has_own_test_step(model) or has_own_loss(model) or has_own_metrics(model)
 
 
 def has_own_prediction(model: Any) -> bool:

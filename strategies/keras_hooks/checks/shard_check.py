@@ -10,10 +10,13 @@ batch. Nothing is updated or assigned. With two parts a and b of these examples,
 * every example adds its own part if step(ab) + step(ba) = step(aa) + step(bb), where all four have the same positions, sizes
   and random numbers. The same is tried with examples that are shortened as by padding;
 * the step is a mean if step(aa) = step(a). Of a step that draws random numbers only the norms are compared.
+
+What counts nothing in the first step may count later. `try_again` looks for that.
 """
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.checks import growth, log_trial, metric_trial, update_sources
+from tfdist.strategies.keras_hooks.checks import growth, log_trial, metric_trial, step_warnings, update_sources
 from tfdist.strategies.keras_hooks.checks.examples_in_branches import REASON, decides_by_examples
 from tfdist.strategies.keras_hooks.checks.outcome import Outcome
 from tfdist.strategies.keras_hooks.checks.own_code import (
@@ -30,8 +33,10 @@ from tfdist.strategies.keras_hooks.checks.own_code import (
     has_own_prediction,
     has_own_step,
     has_own_test,
+    has_own_test_step,
     has_own_updates,
     is_known,
+    may_compare,
 )
 from tfdist.strategies.keras_hooks.checks.step_trial import (
     LEAST_CHANGE,
@@ -41,12 +46,14 @@ from tfdist.strategies.keras_hooks.checks.step_trial import (
     changing_operations,
     compared,
     compute_loss,
+    compute_outputs,
     count,
     joined,
     large,
     mapped,
     nodes_of,
     parts,
+    recorded_outputs,
     released,
     summary,
     variables_of,
@@ -55,12 +62,14 @@ from tfdist.strategies.keras_hooks.checks.step_trial import (
 from tfdist.strategies.keras_hooks.replicas import added_losses
 from tfdist.strategies.keras_hooks.replicas.added_losses import AddedLosses, sums_among
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, entered
-from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 from tfdist.strategies.private_api.user_functions import without_optionals
 
 _TOLERANCE, _GPU_TOLERANCE, _HALF_TOLERANCE = 0.0005, 0.005, 0.05
 """Differences that are more than rounding, of the norm of what is updated: in float32, on GPUs also as TF32, and in half
 precision. Measured on a CPU: 1e-6 and less where examples add up, 0.001 to 2 where they are compared."""
+
+_STILL_PRECISE = 0.1
+"""In float32: later updates become small, and rounding errors do not. They have to be so much of the first ones."""
 
 _SUM_GROWTH, _DRAWS, _MORE_DRAWS = 1.2, 8, 64
 """With random numbers: the norm of a mean of twice as many examples is 0.7 to 1 times as large, and 0.7 if all of it is random.
@@ -70,12 +79,9 @@ with half of 16 units dropped out: 0.90 +- 0.24 in 8 draws, 0.86 +- 0.07 in 64."
 _CLIPS = ("clip_by_global_norm", "clip_by_norm")
 """Names that TensorFlow gives the operations of functions that clip."""
 
-_SUM = (
-    "an update depends on the number of examples, as that of a sum does, and every replica has a part of them. "
-    "Compute means over the examples"
-)
-
 _log = logging.getLogger("tfdist")
+_trained: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Models whose training was tried out: a second warning would say the same of their outputs."""
 
 
 class ShardCheck:
@@ -105,15 +111,21 @@ class ShardCheck:
     ) -> None:
         self._model, self._strategy, self._replicas = model, strategy, replicas
         self._warns, self._logs = warns, logs
+        self._warnings = step_warnings.StepWarnings(model, replicas, logs)
         self._trains, self._predicts = step == model.train_step, step == model.predict_step
+        self._call = "predict" if self._predicts else "evaluate"
         self._step = without_optionals(model, step)
         self._as_replica, self._of_chief = as_replica, of_chief
         has_own = has_own_code if self._trains else has_own_prediction if self._predicts else has_own_test
-        is_own = has_own(model)
+        # Whether the outputs are tried out.
+        returns = not self._trains and (self._predicts or not has_own_test_step(model))
+        self._returns = returns and model not in _trained and may_compare(model)
+        self._is_own_test = has_own(model)
+        is_own = self._is_own_test or self._returns
         self.is_open = is_own and not model.run_eagerly  # Code that runs eagerly counts its own calls, also a trial.
         """Whether the check is still to be made."""
         if is_own and model.run_eagerly:
-            self._warn_of("its code runs eagerly (run_eagerly=True)")
+            self._warnings.unchecked("its code runs eagerly (run_eagerly=True)")
         self.unbuilt: Sequence[tuple[Any, Any]] = ()
         """The updates of optimizers that have no variables yet, as (optimizer, variables), once the step was traced."""
         # Whether the gradients are needed. Else the outputs and the loss tell enough.
@@ -130,6 +142,9 @@ class ShardCheck:
         self._unseen: str | None = None  # See `Replica`.
         self._reads_replicas = self._has_weights = False
         self._traced: Any = None
+        self._largest = 0.0  # Of the norms of the updates in the first trial.
+        self._later: tuple[Any, Any, float] | None = None  # For more trials: the step, parts of a batch, and that norm.
+        self._calls = 0  # Of `try_again`.
 
     def run(self, examples: Any, size: int) -> None:
         """Tries the step out, and logs a warning that names the model if replicas compute another update than one process.
@@ -142,22 +157,47 @@ class ShardCheck:
             size: how many examples the whole batch has.
         """
         self.is_open = False
+        if self._trains:
+            _trained.add(self._model)
         self._has_weights = isinstance(examples, tuple) and len(examples) == 3
         halves = parts(examples)
         outcome = self._outcome(halves, size)
         if self._trains and any(not is_known(type(layer)) for layer in self._model._flatten_layers()):
             outcome = self._with_sums_in_full(outcome, halves, size)
         if self._warns and outcome.what is not None:
-            self._warn(outcome.what)
+            self._warnings.differs(outcome.what) if self._trains else self._warnings.outputs_differ(self._call)
         elif self._warns and outcome.integer is not None:
-            self._warn(self._what_is_assigned(outcome.integer))
+            self._warnings.differs(step_warnings.assigns(self._model, outcome.integer))
         outcome.metrics.apply(self._of_chief, self._logs)
+        if self._trains and outcome.is_known and metric_trial.reads_another(self._traced, self._model, self._strategy):
+            self._later = self._traced, halves, self._largest
         self._traced, self._branches = None, ()  # Their graphs are as large as that of the step.
         if self._predicts:
             return
         log_trial.count_in_full(self._model, self._trains, log_trial.agreed(outcome.sum_logs, self._of_chief))
         if self._warns and self._logs:
             log_trial.warn(self._model, outcome.other_logs, self._replicas)
+
+    def try_again(self) -> None:
+        """Tries the step out again at the first call, the second, the 4th and so on, if it reads a number that is no metric's.
+
+        Such a number may be the weight of a loss that compares examples, which grows from 0. All tasks call this as often.
+        """
+        self._calls += 1
+        if self._later is None or self._calls & (self._calls - 1):
+            return
+        function, (first, second), largest = self._later
+        try:
+            differences, norms, _ = compared(function, first, second, self._has_weights)
+        except Exception as error:  # As in `_outcome`.
+            _log.debug("the step of %s was not tried out again: %r", self._model.name, error)
+            self._later = None
+            return
+        is_precise = self._tolerance == _TOLERANCE
+        if norms[: len(self._names)].max(initial=0) < (_STILL_PRECISE if is_precise else 1.0) * largest:
+            return
+        if self._warns and self._large(differences, norms):
+            self._warnings.differs(step_warnings.compares(self._has_weights))
 
     def _with_sums_in_full(self, outcome: Outcome, halves: Any, size: int) -> Outcome:
         """Lets sums that layers add as losses count in full, if the step is a mean apart from them.
@@ -191,12 +231,8 @@ class ShardCheck:
                 return outcome
         except Exception as error:  # The real step shows the user's errors; an answer here is only wanted if there is one.
             _log.debug("the step of %s was not tried out on parts of a batch: %r", self._model.name, error)
-            if self._traced is not None and self._warns and self._works_with(halves[0], size) and self._logs:
-                _log.warning(
-                    "the step of %s (%s) works with a batch of %d examples and not with a part of it, and %d replicas share "
-                    "each batch: it has the size of a batch written in it. Take that from the tensors (ops.shape(x)[0])",
-                    *(self._model.name, type(self._model).__name__, size, self._replicas),
-                )
+            if self._traced is not None and self._warns and self._works_with(halves[0], size):
+                self._warnings.size_in_step(size)
         return Outcome(metric_trial.Judgement(self._model, self._replicas))
 
     def _works_with(self, part: Any, size: int) -> bool:
@@ -218,44 +254,50 @@ class ShardCheck:
         nodes, updates = nodes_of(function), len(self._names)
         if changes := changing_operations(nodes):
             if self._trains and self._warns and not as_means:
-                self._warn_of(what_changes(function, changes, updates))
+                self._warnings.unchecked(what_changes(function, changes, updates))
             elif self._warns and not self._trains and (names := assigned_variables(function)):
-                self._warn_of_tests(names[0])
+                self._warnings.variable_of_tests(self._call, names[0])
             return None
         differences, norms, aa = compared(function, first, second, self._has_weights)
+        self._largest = norms[:updates].max(initial=0)
         a = [value.numpy() for value in function(first, tf.constant(0))]
-        is_half = "16" in keras.backend.standardize_dtype(self._model.compute_dtype)
-        tolerance = _HALF_TOLERANCE if is_half else _GPU_TOLERANCE if tf.config.list_logical_devices("GPU") else _TOLERANCE
-        least = np.array([LEAST_NORM if name in (None, OUTPUT) else LEAST_CHANGE for name in self._names])
         is_random = any("Random" in node.op for node in nodes)
         outcome = Outcome(metric_trial.Judgement(self._model, self._replicas), is_known=True)
         if self._trains and self._warns and updates:
-            if large(differences[:updates], norms[:updates], tolerance, least):
-                outcome.what = self._what_compares()
+            if self._large(differences, norms):
+                outcome.what = step_warnings.compares(self._has_weights)
             elif is_random:  # The numbers for 4 and for 8 examples differ.
                 outcome.what = self._what_grows(function, joined(first, second), nodes)
             else:
-                changed = large((aa[0] - a[0])[:updates], ((aa[1] + a[1]) / 2)[:updates], tolerance, least)
+                changed = self._large(aa[0] - a[0], (aa[1] + a[1]) / 2)
                 outcome.what = self._what_is_no_mean(changed, nodes)
             outcome.what = outcome.what or self._shown
             arguments = sum(leaf is not None for leaf in tf.nest.flatten(first))
             if outcome.what is None and not as_means and decides_by_examples(function, arguments, self._branches):
-                self._warn_of(REASON)
+                self._warnings.unchecked(REASON)
             elif outcome.what is None and not as_means and self._unseen is not None:
-                self._warn_of(
-                    f"it assigns {self._unseen} in a branch or loop (ops.cond), by the examples of the batch. After each step "
-                    "the replicas have the mean of what they have assigned"
-                )
+                self._warnings.unchecked(step_warnings.assigns_in_branch(self._unseen))
+        elif self._warns and updates and self._large(differences, norms):
+            outcome.what = step_warnings.compares(self._has_weights)
         outcome.integer = self._integer
         if len(norms) > updates:
-            self._judge_others(outcome, function, joined(first, first), differences, norms, tolerance, is_random)
+            self._judge_others(outcome, function, joined(first, first), differences, norms, is_random)
         return outcome
 
-    def _judge_others(
-        self, outcome: Outcome, function: Any, batch: Any, differences: Any, norms: Any, tolerance: float, is_random: bool
-    ) -> None:
+    @property
+    def _tolerance(self) -> float:
+        is_half = "16" in keras.backend.standardize_dtype(self._model.compute_dtype)
+        return _HALF_TOLERANCE if is_half else _GPU_TOLERANCE if tf.config.list_logical_devices("GPU") else _TOLERANCE
+
+    def _large(self, differences: np.ndarray, norms: np.ndarray) -> list[int]:
+        """Returns the numbers of the updates that differ. See `large`."""
+        updates = len(self._names)
+        least = np.array([LEAST_NORM if name in (None, OUTPUT) else LEAST_CHANGE for name in self._names])
+        return large(differences[:updates], norms[:updates], self._tolerance, least)
+
+    def _judge_others(self, outcome: Outcome, function: Any, batch: Any, differences: Any, norms: Any, is_random: bool) -> None:
         """Judges what the step gives besides its updates: what it adds to metrics, losses that layers add, and logs."""
-        updates, end = len(self._names), len(norms)
+        updates, end, tolerance = len(self._names), len(norms), self._tolerance
         tried = self._growth(function, batch, range(_DRAWS if is_random else 1), slice(updates, end))
         pairs = zip(tried, self._growths, strict=True)  # With random numbers a growth that is measured is not exact.
         times = [known if one is None or (is_random and known) else one for one, known in pairs]
@@ -272,51 +314,26 @@ class ShardCheck:
         compares = [depends and not told for depends in compares[:counted]]
         outcome.metrics.look_at(*self._metrics, compares, times[:counted])
 
-    def _what_compares(self) -> str:
-        by_weights = 'A mean by the weights of examples is that of a Keras loss with reduction="mean_with_sample_weight". '
-        return (
-            "what an example adds to an update depends on the other examples of its batch, or the step computes with its "
-            "gradients. Compare examples in a loss function for compile that returns one number, of outputs with a row for "
-            f"each example: it gets the whole batch. {by_weights if self._has_weights else ''}Let the optimizer clip "
-            "(global_clipnorm), or change gradients in its update_step, which gets their sum over the replicas"
-        )
-
     def _what_grows(self, function: Callable[[Any, Any], Any], batch: Any, nodes: Sequence[Any]) -> str | None:
         draws = (range(_DRAWS), range(_DRAWS, _DRAWS + _MORE_DRAWS))
         gradients = [index for index, name in enumerate(self._names) if name is None]
         for update in np.split(gradients, np.cumsum(self._sizes)[:-1]):  # One of a GAN's may be a sum, the other a mean.
             places = update.astype(int)
             if all((self._growth(function, batch, each, places, whole=True)[0] or 1.0) > _SUM_GROWTH for each in draws):
-                return _SUM
+                return step_warnings.SUM
         return self._what_else(nodes)
 
     def _what_is_no_mean(self, places: Sequence[int], nodes: Sequence[Any]) -> str | None:
         """Returns what is to be said of a step that updates or assigns something that is no mean, at these places."""
         sizes = [self._names[place] for place in places]
         if assigned := [name for name in sizes if name not in (None, OUTPUT)]:
-            return self._what_is_assigned(assigned[0])
-        return _SUM if None in sizes else self._what_else(nodes)
-
-    def _what_is_assigned(self, name: str) -> str:
-        if any((each.path, each.aggregation) == (name, "sum") for each in self._model.variables):
-            return (
-                f'it assigns {name}, which has aggregation="sum", something that is no sum over the examples, such as a mean '
-                "or a number of steps. The sum of what the replicas assign counts"
-            )
-        return (
-            f"it assigns {name} something that is no mean over the examples, such as the examples themselves, their "
-            "sum or their number. Every replica has its own, and the mean of these counts, of integers the first"
-        )
+            return step_warnings.assigns(self._model, assigned[0])
+        return step_warnings.SUM if None in sizes else self._what_else(nodes)
 
     def _what_else(self, nodes: Sequence[Any]) -> str | None:
         if self._reads_replicas:
-            return (
-                "it computes with the number of replicas (num_replicas_in_sync). A train_step is that of one process: every "
-                "replica's loss counts by its share of the examples already, so do not divide it"
-            )
-        if any(name in node.name for node in nodes for name in _CLIPS):
-            return "it clips its gradients, which are those of a shard. Let the optimizer clip (global_clipnorm, clipnorm)"
-        return None
+            return step_warnings.READS_REPLICAS
+        return step_warnings.CLIPS if any(name in node.name for node in nodes for name in _CLIPS) else None
 
     def _growth(
         self, function: Callable[[Any, Any], Any], batch: Any, draws: Sequence[int], places: Any, whole: bool = False
@@ -339,33 +356,6 @@ class ShardCheck:
         large, small = np.sqrt(np.mean(squares, axis=0).sum(axis=1, keepdims=True) if whole else np.mean(squares, axis=0))
         return [float(above / below) if below else None for above, below in zip(large, small, strict=True)]
 
-    def _warn_of(self, what: str) -> None:
-        """Logs a warning, once for each model, that its step cannot be tried out, and why."""
-        if self._logs and is_first_warning(self._model, what):
-            _log.warning(
-                "it was not checked whether the training of %s (%s) equals that in one process: %s. It does if an update is a "
-                "mean to which every example of a batch adds its own part, for %d replicas share each batch",
-                *(self._model.name, type(self._model).__name__, what, self._replicas),
-            )
-
-    def _warn_of_tests(self, variable: str) -> None:
-        """Logs a warning, once for each model, that a metric has a variable of TensorFlow."""
-        if self._logs and is_first_warning(self._model, variable):
-            _log.warning(
-                "%s of %s (%s) may differ from that in one process, because %d replicas share each batch: a metric or "
-                "layer assigns the tf.Variable %s, of which every replica keeps its own, and the first one's counts. Make it "
-                "with add_variable",
-                "predict" if self._predicts else "evaluate",
-                *(self._model.name, type(self._model).__name__, self._replicas, variable),
-            )
-
-    def _warn(self, what: str) -> None:
-        if self._logs and is_first_warning(self._model, what):
-            _log.warning(
-                "the training of %s (%s) differs from that in one process, because %d replicas share each batch: %s",
-                *(self._model.name, type(self._model).__name__, self._replicas, what),
-            )
-
     def _function(self, example: Any, as_means: frozenset[int]) -> Any:
         """Returns a function of a batch and of the number of a draw that returns projections and norms of what a step updates.
 
@@ -379,9 +369,15 @@ class ShardCheck:
             )
             state.graph, state.unbuilt = tf.compat.v1.get_default_graph(), []
             with self._as_replica(), entered(state), variables_of(self._strategy), released(state):
-                logs = log_trial.numbers(self._step(batch) if self._is_whole else compute_loss(self._model, batch, recorded))
-                logs = {} if self._predicts else logs
-                recorded, counted = recorded if self._trains else [], metric_trial.changes(state)
+                if self._trains:
+                    logs = self._step(batch) if self._is_whole else compute_loss(self._model, batch, recorded)
+                else:
+                    recorded = []
+                    logs = self._step(batch) if self._is_own_test or self._predicts else None
+                    if self._returns:
+                        recorded = recorded_outputs(logs) if self._predicts else compute_outputs(self._model, batch)
+                logs = {} if self._predicts else log_trial.numbers(logs)
+                counted = metric_trial.changes(state)
                 added = added_losses.recorded(state) if self._trains else []
                 self._names, self._sizes = [name for name, _ in recorded], state.sizes_of_updates
                 self._metrics = [variable for variable, _ in counted], state.settled

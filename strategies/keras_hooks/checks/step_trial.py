@@ -325,13 +325,25 @@ def assigned_variables(function: Any) -> list[str]:
 def compute_loss(model: Any, batch: Any, recorded: list[tuple[str | None, Any]]) -> Any:
     """Adds the outputs of a model and its loss to `recorded`, as Keras' `train_step` computes them. Returns logs of the user's.
 
-    That step needs no more than these to be means. Tracing it whole takes several times as long. Outputs that are linear in the
-    batch, as after a subtraction of its mean, show in their squares only.
+    That step needs no more than these to be means. Tracing it whole takes several times as long.
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     outputs = model(x, training=True) if model._call_has_training_arg else model(x)
     loss = model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight, training=True)
-    floats = [value for value in tf.nest.flatten(outputs) if isinstance(value, tf.Tensor) and value.dtype.is_floating]
-    recorded += [(OUTPUT, each) for value in floats for each in (value, value * value)]
-    recorded.append((None, loss))
+    recorded += [*recorded_outputs(outputs), (None, loss)]
     return model.compute_metrics(x, y, outputs, sample_weight) if has_own_metrics(model) else None
+
+
+def recorded_outputs(outputs: Any) -> list[tuple[str | None, Any]]:
+    """Returns the floats among the outputs of a model as what a step records.
+
+    Outputs that are linear in the batch, as after a subtraction of its mean, show in their squares only.
+    """
+    floats = [value for value in tf.nest.flatten(outputs) if isinstance(value, tf.Tensor) and value.dtype.is_floating]
+    return [(OUTPUT, each) for value in floats for each in (value, value * value)]
+
+
+def compute_outputs(model: Any, batch: Any) -> list[tuple[str | None, Any]]:
+    """Returns the outputs of a model, as Keras' `test_step` computes them, as what a step records."""
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    return recorded_outputs(model(x, training=False) if model._call_has_training_arg else model(x))

@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 ONE_BY_ONE = "what an example adds to an update depends on the other examples of its batch"
 WARNED = {
     "contrastive": ONE_BY_ONE,
+    "a_comparison_whose_weight_grows": ONE_BY_ONE,
     "a_contrastive_step_that_assigns_in_a_branch": ONE_BY_ONE,
     "a_trained_weight_that_the_step_sets_first": ONE_BY_ONE,
     "a_mean_in_a_sum_over_the_replicas": 'has aggregation="sum", something that is no sum over the examples',
@@ -51,6 +52,8 @@ UNCHECKED = {
     "a_variable_of_tensorflow": "it assigns the tf.Variable queue, of which every replica keeps its own value",
 }
 TESTS = {
+    "evaluate_a_comparison": "what the model returns for an example depends on the other examples of its batch",
+    "predict_a_comparison": "what the model returns for an example depends on the other examples of its batch",
     "evaluate_with_a_variable_of_tensorflow": "a metric or layer assigns the tf.Variable its_total, of which every replica keeps its own",
 }
 LOGS = {"logs_that_compare_examples": "each batch: norm depends on which examples are together in a batch"}
@@ -59,6 +62,9 @@ METRICS = {
 }
 EQUAL = (
     "a_mean_of_the_examples",
+    "a_mean_whose_weight_grows",
+    "evaluate_each_example",
+    "predict_each_example",
     "a_sum_of_the_examples",
     "a_sum_with_random_numbers",
     "an_optimizer_that_changes_gradients",
@@ -80,7 +86,11 @@ EQUAL = (
     "an_embedding",
     "a_metric_with_variables_of_its_own",
 )
-WARNED_IN_A_STEP = (  # Or not: not only a trial of the step could.
+WARNED_IN_A_STEP = (  # Or not: not only the first trial could.
+    "a_comparison_whose_weight_grows",
+    "a_mean_whose_weight_grows",
+    "predict_a_comparison",
+    "predict_each_example",
     "batch_normalization",
     "a_step_that_sets_trainable_of_a_normalization",
     "a_normalization_that_only_infers",
@@ -98,6 +108,8 @@ def only_tried_out(cases):
 
 
 FEW = ("contrastive", "a_mean_of_the_examples", "batch_normalization")
+PREDICTIONS = ("evaluate_a_comparison", "predict_a_comparison", "predict_each_example")
+GROWING = ("a_comparison_whose_weight_grows", "a_mean_whose_weight_grows")
 FEW_EXAMPLES = "an_average_that_the_step_uses"  # Tasks have one or two each, and the step is tried out on all.
 SHARDED = (*FEW, "sharpness_aware", "a_sum_of_the_examples", "clips_gradients_when_they_are_large")
 
@@ -118,8 +130,11 @@ CLUSTERS = {
         SHARDED,
         *("--partition=kernel=rows", "--partition_tasks=2"),
     ),
-    "multi_worker_mirrored": ("cluster { nworkers_per_group: 2 }", ALL_STEPS if selection.ALL else (*FEW, FEW_EXAMPLES)),
-    "parameter_server": (GROUPS, FEW),
+    "multi_worker_mirrored": (
+        "cluster { nworkers_per_group: 2 }",
+        ALL_STEPS if selection.ALL else (*FEW, *GROWING, *PREDICTIONS, FEW_EXAMPLES),
+    ),
+    "parameter_server": (GROUPS, (*FEW, *PREDICTIONS)),
     "hogwild": (GROUPS, FEW),
 }
 
@@ -173,7 +188,7 @@ def test_metrics_that_differ_are_named(messages):
 def test_evaluations_that_differ_are_named(messages):
     for name in TESTS.keys() & messages.keys():
         (message,) = messages[name]
-        assert message.startswith(f"evaluate of {name} (") and TESTS[name] in message
+        assert message.startswith(f"{name.partition('_')[0]} of {name} (") and TESTS[name] in message
 
 
 def test_other_steps_are_not(messages):

@@ -386,6 +386,8 @@ def main(arguments):
                 stack.enter_context(mock.patch.object(TrainingLoop, "_call", side_effect=TriedOutError))
             if name.startswith("evaluate"):
                 model.evaluate(x, y, batch_size=12, verbose=0)
+            elif name.startswith("predict"):
+                model.predict(x, batch_size=12, verbose=0)
             else:
                 model.fit(x, y, batch_size=3 if few else 12, epochs=1, verbose=0, **weights)
             assert until != "trial"

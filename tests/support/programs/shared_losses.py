@@ -4,7 +4,7 @@ import keras
 import tensorflow as tf
 from fit_options import MeanError
 from keras import layers, ops
-from shared_models import case, cross_entropies, similarities, small
+from shared_models import case, cross_entropies, own, similarities, small
 
 
 @case
@@ -325,3 +325,61 @@ def logs_that_compare_examples():
     model = LogsOfABatch([keras.Input((6,)), layers.Dense(1)], name="logs_that_compare_examples")
     model.compile("sgd")
     return model
+
+
+def growing(name, second):
+    """A loss, and a second one whose weight grows from 0 with the steps."""
+
+    def loss(model, x, y, z):
+        weight = ops.cast(model.optimizer.iterations, "float32") / 10
+        return ops.mean((z - y) ** 2) + weight * second(z)
+
+    return own(name, loss=loss)
+
+
+@case
+def a_comparison_whose_weight_grows():
+    return growing("a_comparison_whose_weight_grows", lambda z: ops.mean((z - ops.mean(z, axis=0)) ** 2))
+
+
+@case
+def a_mean_whose_weight_grows():
+    return growing("a_mean_whose_weight_grows", lambda z: ops.mean(z**2))
+
+
+class WithoutMean(layers.Layer):
+    """Subtracts the mean of a batch."""
+
+    def call(self, x):
+        return x - ops.mean(x, axis=0)
+
+
+class Doubled(layers.Layer):
+    def call(self, x):
+        return 2 * x
+
+
+def with_layer(name, layer):
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(4), layer, layers.Dense(1)], name=name)
+    model.compile("sgd", "mse", metrics=["mae"])
+    return model
+
+
+@case
+def evaluate_a_comparison():
+    return with_layer("evaluate_a_comparison", WithoutMean())
+
+
+@case
+def predict_a_comparison():
+    return with_layer("predict_a_comparison", WithoutMean())
+
+
+@case
+def evaluate_each_example():
+    return with_layer("evaluate_each_example", Doubled())
+
+
+@case
+def predict_each_example():
+    return with_layer("predict_each_example", Doubled())
