@@ -1,5 +1,7 @@
 """Puts tables of benchmarks after the line `## Figures` of a Markdown file, and leaves the text before it unchanged."""
 
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 LINE = "## Figures"
@@ -16,3 +18,8 @@ def put(path: str | None, text: str) -> None:
     print(text)
     if path:
         Path(path).write_text(Path(path).read_text().partition(LINE)[0] + f"{LINE}\n\n{text}")
+
+
+def spread(values: Sequence[float]) -> str:
+    """Returns the median of some figures and their range, for a cell of a table."""
+    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import figures
+
 ARRANGEMENTS = {
     "one device": None,
     "2 devices, sharded": (1, 2),
@@ -94,10 +96,6 @@ def program(model_name: str, arrangement: str, seconds: float) -> None:
     print(json.dumps({"rate": rate, "processor": 1000 * used / (16 * epochs), "bytes": sorted(held.values())}))
 
 
-def _median(values: list[float]) -> str:
-    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
@@ -131,7 +129,7 @@ def main() -> None:
             rates, times = [each["rate"] for each in runs], [each["processor"] for each in runs]
             least, most = runs[0]["bytes"][0], runs[0]["bytes"][-1]
             held = f"{least / 1e6:.2f}" if least == most else f"{least / 1e6:.2f} to {most / 1e6:.2f}"
-            spread = " | ".join(_median(each) for each in (rates, times))
+            spread = " | ".join(figures.spread(each) for each in (rates, times))
             lines.append(f"| {model} | {name} | {spread} | {statistics.median(times) / alone:.2f} | {held} |")
             print(lines[-1], flush=True)
     if flags.markdown:

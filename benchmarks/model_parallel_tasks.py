@@ -8,12 +8,12 @@ of its own (`unshare -n`, as root), so that the bytes of its loopback are those 
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import figures
 from model_parallel import MODELS, build
 
 HEADS = "(query|key|value)/kernel=1,(query|key|value)/bias=0,attention_output/kernel=0"
@@ -79,10 +79,6 @@ def measure(name: str, arrangement: str, epochs: int) -> dict[str, float]:
     return tasks[0] | {"processor": sum(task["processor"] for task in tasks)}
 
 
-def _median(values: list[float]) -> str:
-    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
@@ -100,7 +96,8 @@ def main() -> None:
                 runs.append(measure(model, name, flags.epochs))
         for name, runs in found.items():
             spreads = [
-                _median([each[key] / unit for each in runs]) for key, unit in (("rate", 1), ("processor", 1), ("bytes", 1000))
+                figures.spread([each[key] / unit for each in runs])
+                for key, unit in (("rate", 1), ("processor", 1), ("bytes", 1000))
             ]
             print(f"| {model} | {name} | {' | '.join(spreads)} |", flush=True)
 

@@ -11,12 +11,12 @@ first one after it.
 import itertools
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import figures
 from absl import app, flags
 
 FLAGS = flags.FLAGS
@@ -72,9 +72,9 @@ def main(_: list[str]) -> None:
         for side, pauses in found.items():
             pauses.append(pause(side))
             print(json.dumps({"side": side, "seconds": round(pauses[-1], 2), "load": os.getloadavg()[0]}), flush=True)
-    rows = [f"| {side} | {statistics.median(each):.1f} ({min(each):.1f} to {max(each):.1f}) |" for side, each in found.items()]
+    rows = [f"| {side} | {figures.spread(each)} |" for side, each in found.items()]
     saved = [new - kept for kept, new in zip(*found.values(), strict=True)]
-    rows.append(f"| saved | {statistics.median(saved):.1f} ({min(saved):.1f} to {max(saved):.1f}) |")
+    rows.append(f"| saved | {figures.spread(saved)} |")
     text = "\n".join(
         ["# The pause of a restart of all tasks", "", "| parent of the tasks | pause, s |", "|---|---|", *rows, ""]
     )

@@ -9,13 +9,13 @@ Both sides run the same program on the same tasks with the same TF_CONFIG and th
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import figures
 from absl import app, flags
 
 import tfdist
@@ -132,12 +132,10 @@ def table(results: dict[str, dict[str, list[dict[str, float]]]]) -> str:
         for figure in sides["launcher"][0]:
             ours, theirs = ([run[figure] for run in sides[side]] for side in ("launcher", "separate"))
             ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
-            lines.append(f"| {count} | {figure} | {_spread(ours)} | {_spread(theirs)} | {_spread(ratios)} |")
+            lines.append(
+                f"| {count} | {figure} | {figures.spread(ours)} | {figures.spread(theirs)} | {figures.spread(ratios)} |"
+            )
     return "\n".join(lines) + "\n"
-
-
-def _spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
 
 
 def main(_: list[str]) -> None:

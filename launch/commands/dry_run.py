@@ -4,7 +4,8 @@ import json
 import shlex
 from collections.abc import Sequence
 
-from tfdist.cluster import Task
+from tfdist.choice import Choice
+from tfdist.cluster import Cluster, Task
 from tfdist.launch.backends.interface import Plan
 from tfdist.messages import printable, without_secrets
 
@@ -15,7 +16,25 @@ def explain(plan: Plan, from_file: Sequence[tuple[str, str]] = ()) -> None:
     A run may replace ports that the description leaves open. `from_file` are flags that a file gave, without secrets, and the
     file.
     """
-    cluster, choice = plan.job.cluster, plan.job.choice
+    _print_cluster(plan.job.cluster, plan.job.choice)
+    words = plan.job.program.command("")[1:]
+    print(f"program   {printable(without_secrets(shlex.join(words)))}   in {printable(plan.job.folder)}")
+    for word, file in from_file:
+        print(f"default   {printable(word)}   ({file})")
+    for word, line in plan.notes:
+        print(f"{word:<9} {line}")
+    for warning in plan.warnings:
+        print(f"warning   {warning}")
+    if plan.job.environment:
+        print(f"variables {', '.join(plan.job.environment)}   (--env; the values are not shown)")
+    if plan.refusal is not None:
+        print(f"note      cannot be started: {plan.refusal}")
+    _print_tasks(plan)
+    if plan.request:
+        print(f"\n{plan.request.rstrip()}")
+
+
+def _print_cluster(cluster: Cluster, choice: Choice) -> None:
     print(f"topology  {cluster.describe()}   ({cluster.source.dialect}: {cluster.source.name})")
     print(f"strategy  {choice.strategy}")
     print(f"rule      {choice.rule}")
@@ -33,18 +52,10 @@ def explain(plan: Plan, from_file: Sequence[tuple[str, str]] = ()) -> None:
         print(f"partition {cluster.partition}   (over {devices or 'all'} devices of {where})")
     for warning in cluster.synchronization.warnings(len(cluster.worker_groups)):
         print(f"warning   {warning}")
-    words = plan.job.program.command("")[1:]
-    print(f"program   {printable(without_secrets(shlex.join(words)))}   in {printable(plan.job.folder)}")
-    for word, file in from_file:
-        print(f"default   {printable(word)}   ({file})")
-    for word, line in plan.notes:
-        print(f"{word:<9} {line}")
-    for warning in plan.warnings:
-        print(f"warning   {warning}")
-    if plan.job.environment:
-        print(f"variables {', '.join(plan.job.environment)}   (--env; the values are not shown)")
-    if plan.refusal is not None:
-        print(f"note      cannot be started: {plan.refusal}")
+
+
+def _print_tasks(plan: Plan) -> None:
+    cluster = plan.job.cluster
     width = max(len(task.name) for task in cluster.tasks)
     first = cluster.tasks[0]
     # All but the task is the same for all: thousands of addresses are written once, not for each of thousands of tasks.
@@ -56,8 +67,6 @@ def explain(plan: Plan, from_file: Sequence[tuple[str, str]] = ()) -> None:
         parts["task"] = json.dumps({"type": task.job, "index": task.index})
         config = ", ".join(f"{json.dumps(name)}: {text}" for name, text in parts.items())
         print(f"  TF_CONFIG={shlex.quote(f'{{{config}}}')}")
-    if plan.request:
-        print(f"\n{plan.request.rstrip()}")
 
 
 def _hardware(task: Task) -> str:

@@ -25,7 +25,7 @@ from tfdist.strategies.checkpoint import (
     unsaved_attributes,
 )
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief, is_local, is_participating, set_chief
-from tfdist.strategies.private_api import patches
+from tfdist.strategies.private_api import file_patches
 from tfdist.strategies.runtime import chief_device
 
 _io_device: str | None = None
@@ -40,15 +40,15 @@ def install(strategy: tf.distribute.Strategy) -> None:
     # A ps would write its variables into its own folders.
     on_servers = isinstance(strategy, tf.distribute.ParameterServerStrategy)
     _io_device = chief_device.DEVICE if on_servers else None
-    patches.SAVE_MODEL.patch(_save_keras)
-    patches.SAVE_WEIGHTS.patch(_save_weights)
-    patches.SAVE_H5.patch(_save_h5)
-    patches.MAKE_FOLDER.patch(_make_folder)
-    patches.CHECKPOINT_SAVE.patch(_save_checkpoint)
-    patches.CHECKPOINT_RESTORE.patch(_restore_checkpoint)
-    patches.CHECKPOINT_STATE.patch(_on_chief_only)
-    patches.CHECKPOINT_DELETE.patch(_on_chief_only)
-    patches.SAVE_SAVED_MODEL.patch(_save_saved_model)
+    file_patches.SAVE_MODEL.patch(_save_keras)
+    file_patches.SAVE_WEIGHTS.patch(_save_weights)
+    file_patches.SAVE_H5.patch(_save_h5)
+    file_patches.MAKE_FOLDER.patch(_make_folder)
+    file_patches.CHECKPOINT_SAVE.patch(_save_checkpoint)
+    file_patches.CHECKPOINT_RESTORE.patch(_restore_checkpoint)
+    file_patches.CHECKPOINT_STATE.patch(_on_chief_only)
+    file_patches.CHECKPOINT_DELETE.patch(_on_chief_only)
+    file_patches.SAVE_SAVED_MODEL.patch(_save_saved_model)
     store_files.install()
     data_position.install()
     backup.install()

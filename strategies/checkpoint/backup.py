@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdist.strategies.checkpoint import data_position, generations, memory_file, save_order
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief, is_local
 from tfdist.strategies.checkpoint.own_folder import OwnFolder
-from tfdist.strategies.private_api import patches
+from tfdist.strategies.private_api import file_patches
 
 PIECE_BYTES = 2**24
 """How much travels with one message. A task needs about five times this much memory."""
@@ -29,10 +29,10 @@ _PROGRESS = "tfdist_training"
 
 def install() -> None:
     """Replaces the methods. Calling it again does nothing."""
-    patches.BACKUP_SAVE.patch(_save)
-    patches.BACKUP_LOAD.patch(_load)
-    patches.BACKUP_TRAIN_BEGIN.patch(_begin)
-    patches.BACKUP_TRAIN_END.patch(_end)
+    file_patches.BACKUP_SAVE.patch(_save)
+    file_patches.BACKUP_LOAD.patch(_load)
+    file_patches.BACKUP_TRAIN_BEGIN.patch(_begin)
+    file_patches.BACKUP_TRAIN_END.patch(_end)
 
 
 class Broadcast:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tfdist.strategies.checkpoint import save_order
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief
-from tfdist.strategies.private_api import patches, saving_lib
+from tfdist.strategies.private_api import file_patches, saving_lib
 
 MemoryFile = io.BytesIO
 
@@ -25,7 +25,7 @@ def save_weights(model: Any, objects_to_skip: Any = None) -> MemoryFile:
         ValueError: if the model is not built.
     """
     if not model.built:
-        patches.SAVE_WEIGHTS.original(model, "unbuilt.weights.h5")  # It raises.
+        file_patches.SAVE_WEIGHTS.original(model, "unbuilt.weights.h5")  # It raises.
     memory = MemoryFile()
     store = saving_lib.H5IOStore(memory, mode="w")
     visited = {id(each) for each in objects_to_skip or ()}

@@ -12,13 +12,13 @@ from typing import Any
 
 from tfdist.strategies.checkpoint import memory_file, save_order
 from tfdist.strategies.checkpoint.atomic_path import is_chief, is_local
-from tfdist.strategies.private_api import patches
+from tfdist.strategies.private_api import file_patches
 
 
 def install() -> None:
     """Applies the rule to stores that are opened from now on."""
-    patches.H5_STORE["__init__"].patch(_open)
-    patches.H5_STORE["close"].patch(_close)
+    file_patches.H5_STORE["__init__"].patch(_open)
+    file_patches.H5_STORE["close"].patch(_close)
 
 
 def _open(original: Callable[..., None], store: Any, path_or_io: Any, archive: Any = None, mode: str = "r") -> None:

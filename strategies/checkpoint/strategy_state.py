@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.private_api import patches, saving_lib
+from tfdist.strategies.private_api import file_patches, saving_lib
 
 NAME = "tfdist_training_state"
 """The HDF5 group, and the prefix of the names of a checkpoint's tensors."""
@@ -79,10 +79,10 @@ def put(file: Any, name: str, value: Any) -> None:
 
 def install() -> None:
     """Makes Keras and TensorFlow save and load the state. Calling it again does nothing."""
-    patches.SAVE_STATE.patch(_save_state)
-    patches.LOAD_STATE.patch(_load_state)
-    patches.CHECKPOINT_TENSORS.patch(_checkpoint_tensors)
-    patches.CHECKPOINT_RESTORE.patch(_restore)
+    file_patches.SAVE_STATE.patch(_save_state)
+    file_patches.LOAD_STATE.patch(_load_state)
+    file_patches.CHECKPOINT_TENSORS.patch(_checkpoint_tensors)
+    file_patches.CHECKPOINT_RESTORE.patch(_restore)
 
 
 def _method(model: Any, name: str) -> Any:

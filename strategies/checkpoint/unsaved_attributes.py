@@ -8,14 +8,14 @@ a small model. Of each such optimizer 70 kB stay in TensorFlow: a training that 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from tfdist.strategies.private_api import patches
+from tfdist.strategies.private_api import file_patches
 
 _found: dict[str, set[str]] = {}
 
 
 def install() -> None:
     """Replaces the function. Calling it again does nothing."""
-    patches.UNSAVED_ATTRIBUTES.patch(_of)
+    file_patches.UNSAVED_ATTRIBUTES.patch(_of)
 
 
 def _of(original: Callable[[str], set[str]], obj_type: str) -> set[str]:

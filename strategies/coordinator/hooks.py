@@ -18,7 +18,9 @@ from tfdist.strategies.inputs.batches import as_tensors, concatenated, without_o
 from tfdist.strategies.inputs.input_feed import Batch
 from tfdist.strategies.inputs.source import BatchSource
 from tfdist.strategies.keras_hooks import step_build
+from tfdist.strategies.keras_hooks.checks.own_code import has_own_code
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
+from tfdist.strategies.keras_hooks.checks.step_warnings import TOO_LARGE, StepWarnings
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
 from tfdist.strategies.keras_hooks.step_logs import with_metrics
 from tfdist.strategies.private_api import is_default
@@ -170,6 +172,8 @@ class CoordinatorHooks(KerasHooks):
             return None
         size = sum(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in model.variables)
         if size > MOST_CHECKED_BYTES:
+            if step == model.train_step and has_own_code(model):
+                StepWarnings(model, replicas, logs=True).unchecked(TOO_LARGE % (size / 2**30))
             return None
 
         @contextlib.contextmanager

@@ -16,7 +16,7 @@ from tfdist.cluster import Task
 from tfdist.strategies.evaluator.evaluation import Evaluations, validation_of
 from tfdist.strategies.evaluator.folder import EvaluationFolder
 from tfdist.strategies.evaluator.progress import Progress, Training
-from tfdist.strategies.private_api import patches
+from tfdist.strategies.private_api import file_patches, patches
 from tfdist.strategies.runtime.program_end import at_program_end
 from tfdist.strategies.runtime.server import code_without_chief
 
@@ -140,12 +140,12 @@ def leave_files_to_chief() -> None:
 
     Otherwise a save would empty the folder beside the file in which the chief may be writing it.
     """
-    for save in (*patches.SAVE_METHODS.values(), patches.SAVE_MODEL, patches.SAVE_WEIGHTS, patches.SAVE_H5):
+    for save in (*patches.SAVE_METHODS.values(), file_patches.SAVE_MODEL, file_patches.SAVE_WEIGHTS, file_patches.SAVE_H5):
         save.patch(_save)
-    patches.SAVE_SAVED_MODEL.patch(_save_saved_model)
-    patches.CHECKPOINT_SAVE.patch(_save_checkpoint)
-    patches.CHECKPOINT_STATE.patch(_write_checkpoint_state)
-    patches.CHECKPOINT_DELETE.patch(_delete_checkpoint)
+    file_patches.SAVE_SAVED_MODEL.patch(_save_saved_model)
+    file_patches.CHECKPOINT_SAVE.patch(_save_checkpoint)
+    file_patches.CHECKPOINT_STATE.patch(_write_checkpoint_state)
+    file_patches.CHECKPOINT_DELETE.patch(_delete_checkpoint)
 
 
 def _say_not_written(path: Any) -> None:

@@ -2,8 +2,9 @@
 
 Another version of TensorFlow or Keras either has the same names, or importing this package raises `UnsupportedVersionError`:
 nothing fails later and silently. Names that only later versions have are marked with `since`; no other room asks for versions.
-Of tfdist the package imports `versions.py` and the error. Start with this file, the names. `patches.py` lists what tfdist
-replaces at run time, `overrides.py` checks the private methods that our subclasses override, and `checks.py` has the checks.
+Of tfdist the package imports `versions.py` and the error. Start with this file, the names. `patches.py` and `file_patches.py`
+list what tfdist replaces at run time, `overrides.py` checks the private methods that our subclasses override, and `checks.py`
+has the checks.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""`PatchPoint`: a function of TensorFlow or Keras that tfdist replaces at run time. patches.py has all of them."""
+"""`PatchPoint`: a function of TensorFlow or Keras that tfdist replaces at run time: see patches.py and file_patches.py."""
 
 import functools
 from collections.abc import Callable

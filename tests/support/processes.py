@@ -30,6 +30,14 @@ def processes_of(mark: str) -> dict[int, str]:
     return found
 
 
+def left_of(mark: str, within: float) -> dict[int, str]:
+    """Returns the processes of a mark that are alive after `within` seconds; returns at once when none are."""
+    deadline = time.monotonic() + within
+    while (alive := processes_of(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return alive
+
+
 def parent_of(pid: int | str) -> int:
     """Returns the process id of the parent of a process."""
     return int(process_fields(pid)[1])
@@ -78,8 +86,5 @@ class Job:
         return int((self.folder / f"pid-{task.replace(':', '-')}").read_text())
 
     def left(self, within: float = 0.0) -> dict[int, str]:
-        """Returns the processes that are alive after `within` seconds; returns at once when none are."""
-        deadline = time.monotonic() + within
-        while (alive := processes_of(self.mark)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return alive
+        """Returns its processes that are alive after `within` seconds; see `left_of`."""
+        return left_of(self.mark, within)

@@ -63,6 +63,8 @@ def namespace(name: str, number: int) -> Iterator[str]:
         run(f"ip link add {here} type veth peer name {there} netns {name}")
         run(f"ip addr add 10.{number}.7.1/24 dev {here}")
         run(f"ip link set {here} up")
+        # While the cable is cut, ssh hears so at once, and does not wait for `ConnectTimeout`.
+        run(f"ip route add unreachable 10.{number}.7.0/24 metric 4000")
         run(f"ip -n {name} addr add 10.{number}.7.2/24 dev {there}")
         run(f"ip -n {name} link set {there} up")
         run(f"ip -n {name} link set lo up")
@@ -73,7 +75,8 @@ def namespace(name: str, number: int) -> Iterator[str]:
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
         # Left to itself, the cable goes some time after the last process of the namespace.
-        subprocess.run(["ip", "link", "delete", here], check=False, capture_output=True, timeout=30)
+        for rest in (["link", "delete", here], ["route", "delete", "unreachable", f"10.{number}.7.0/24", "metric", "4000"]):
+            subprocess.run(["ip", *rest], check=False, capture_output=True, timeout=30)
         run(f"ip netns delete {name}")
 
 

@@ -50,8 +50,9 @@ COMMANDS = (
     "tfdist.launch.terminal.live_view",
     "tfdist.translate",
     PROCESSES,
+    os.path.join(os.path.dirname(os.path.abspath(__file__)), "quick_polls.py"),
 )
-"""What the commands of tfdist import."""
+"""What the commands of tfdist import, and a file that is run after it."""
 
 
 def _sent(message: dict[str, Any], where: socket.socket, *descriptors: int) -> None:
@@ -139,7 +140,7 @@ class WarmPython:
 
         Args:
             mark: the variable that each environment has, with 32 characters.
-            modules: what is imported instead of TensorFlow.
+            modules: what is imported, or run if it is a file, instead of TensorFlow.
             variables: the environment of the import, beside that of this process.
         """
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -209,7 +210,7 @@ def _serve(tests: socket.socket, mark: str, modules: Sequence[str]) -> None:
     """Imports TensorFlow, or `modules`, and forks processes until the tests are gone."""
     address = libc.getenv(mark.encode())
     for name in modules or (*importlib.import_module(FORK_SERVER).PRELOAD, PROCESSES):
-        importlib.import_module(name)
+        runpy.run_path(name) if name.endswith(".py") else importlib.import_module(name)
     gc.collect()
     gc.freeze()
     running: dict[int, tuple[socket.socket, int]] = {}

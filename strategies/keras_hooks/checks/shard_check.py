@@ -42,6 +42,7 @@ from tfdist.strategies.keras_hooks.checks.step_trial import (
     LEAST_CHANGE,
     LEAST_NORM,
     OUTPUT,
+    are_dense,
     assigned_variables,
     changing_operations,
     compared,
@@ -150,7 +151,7 @@ class ShardCheck:
         """Tries the step out, and logs a warning that names the model if replicas compute another update than one process.
 
         A step that changes anything but Keras variables, or whose random numbers differ from call to call, cannot be tried out,
-        and a warning says so. Batches that are not dense tensors of two examples or more are skipped.
+        and a warning says so; nor can one whose batches are not dense tensors. Batches of one example are skipped.
 
         Args:
             examples: examples of the first batch, nested tensors.
@@ -161,6 +162,8 @@ class ShardCheck:
             _trained.add(self._model)
         self._has_weights = isinstance(examples, tuple) and len(examples) == 3
         halves = parts(examples)
+        if self._trains and self._warns and not are_dense(examples):
+            self._warnings.unchecked(step_warnings.NOT_DENSE)
         outcome = self._outcome(halves, size)
         if self._trains and any(not is_known(type(layer)) for layer in self._model._flatten_layers()):
             outcome = self._with_sums_in_full(outcome, halves, size)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import ssh_here
 from listening import LISTENS
-from processes import MARK, parent_of, processes_of
+from processes import MARK, left_of, parent_of, processes_of
 from reserved import free_network, free_port, free_ports
 from support_paths import CHECKOUT, PROGRAMS
 from tools import needs
@@ -77,11 +77,8 @@ class Hosts:
             time.sleep(0.05)
 
     def left(self, within):
-        """Returns the processes of launcher, hosts and tasks that are alive after `within` seconds; at once when none are."""
-        deadline = time.monotonic() + within
-        while (alive := processes_of(self.mark)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return alive
+        """Returns the processes of launcher, hosts and tasks that are alive after `within` seconds; see `left_of`."""
+        return left_of(self.mark, within)
 
 
 @pytest.fixture(scope="module")

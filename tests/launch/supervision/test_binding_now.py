@@ -1,5 +1,6 @@
 """What binds a running job: what the processes and sockets of this machine say, and a real job of which it is known."""
 
+import dataclasses
 import json
 import os
 import socket
@@ -180,7 +181,8 @@ def test_nothing_binds_before_all_figures_are_from_the_training():
     cluster = read({"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}})
     now = [100.0]
     found = BindingNow(Job(cluster, choose(cluster), Program(script="x.py")), lambda: now[0])
-    tasks = [TaskStatus(task.name, State.RUNNING, task.host, use=USE) for task in cluster.tasks]
+    uses = {"worker:1": dataclasses.replace(USE, quota=4.0, quota_used=0.5, held=0.0, quota_group="/sys/fs/cgroup/x")}
+    tasks = [TaskStatus(task.name, State.RUNNING, task.host, use=uses.get(task.name, USE)) for task in cluster.tasks]
     assert found.of(tasks, None) is None
     assert found.of(tasks, FIT) is None
     now[0] += 8.1
@@ -217,11 +219,8 @@ def test_what_binds_is_written_for_tensorboard(tmp_path):
 
 
 @pytest.mark.cluster
-def test_status_names_the_ps_and_then_the_worker_that_binds_a_real_job(tmp_path, control_group):
-    """One ps has little of a core and many parameters; then the steps of the only worker are long and its parameters few.
-
-    Where there are control groups, a quota then holds the worker.
-    """
+def test_status_names_the_ps_and_then_the_worker_that_binds_a_real_job(tmp_path):
+    """One ps has little of a core and many parameters; then the steps of the only worker are long and its parameters few."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("it needs a core for the ps and another for the others")
     if (quota := quota_of()) is not None:
@@ -250,12 +249,6 @@ def test_status_names_the_ps_and_then_the_worker_that_binds_a_real_job(tmp_path,
         assert ps["utilization"] > 0.6 and ps["better"].endswith(" ps") and ps["times"] > 1.1 and not ps["unknown"]
         (tmp_path / "go_on").touch()
         assert wait_for("worker processor")["utilization"] > 0.6
-        if not isinstance(control_group, str):
-            pid = (tmp_path / "worker.pid").read_text()
-            (control_group / "cgroup.procs").write_text(pid)
-            held = wait_for("processor quota of worker 0")["text"]
-            assert held.startswith("worker 0 is at ") and "of its processor quota of 0.1 cores" in held
-            (control_group.parent / "cgroup.procs").write_text(pid)
         (tmp_path / "end").touch()
         assert process.wait(90) == 0
     finally:

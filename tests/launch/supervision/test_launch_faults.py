@@ -172,6 +172,31 @@ def test_a_worker_that_ends_without_serving_is_named(start, script, small_cluste
     assert job.left() == {}
 
 
+def test_an_evaluator_that_always_fails_does_not_fail_the_training(start, script, read_json):
+    program = script("assert me['type'] != 'evaluator'")
+    job = start(QUICK, "--tier", "BASIC", "--evaluator", "--summary", "summary.json", program)
+    assert job.wait() == 0, job.output
+    assert "evaluator:0 failed 4 times, most recently because it exited with 1; the training is done without it" in job.output
+    assert "evaluator:0 did not finish; its evaluations so far are kept (3 restarts)" in job.output
+    task = read_json("summary.json")["tasks"][-1]
+    assert (task["task"], task["exit_code"]) == ("evaluator:0", 1)
+    assert job.output.count("AssertionError") == (job.folder / task["log"]).read_text().count("AssertionError") == 4
+    assert job.left() == {}
+
+
+def test_a_job_that_fails_ends_its_evaluator(start, script, tmp_path):
+    body = """
+        import time
+        while me["type"] == "chief" and not os.path.exists("pid-evaluator-0"): time.sleep(0.05)
+        if me["type"] == "chief": raise RuntimeError("no")
+        time.sleep(600)
+    """
+    job = start(QUICK, "--tier", "BASIC", "--evaluator", script(body))
+    assert job.wait() == 1, job.output
+    assert "chief:0 failed first" in job.output and (tmp_path / "pid-evaluator-0").exists()
+    assert job.left() == {}
+
+
 def test_processes_that_a_program_leaves_behind_end_with_the_job(start, script):
     job = start(
         QUICK, "--tier", "BASIC", script("import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True)")

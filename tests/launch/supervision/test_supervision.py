@@ -27,37 +27,16 @@ COUNTED = """
 """
 
 
-def test_all_tasks_are_started_again_after_a_failure_and_the_report_is_that_of_the_last_attempt(
+def test_all_tasks_are_started_again_after_a_failure_without_what_they_have_left_behind_and_the_last_attempt_is_reported(
     start, script, tmp_path, read_json
 ):
     body = (
         COUNTED
         + """
-    path = pathlib.Path(os.environ["TFDIST_REPORT"])
-    path.write_text(json.dumps({"steps": attempt}))
-    if attempt == 1: sys.exit(7)
-    if attempt == 2: os.kill(os.getpid(), 9)
-    """
-    )
-    job = start(QUICK, "--tier", "BASIC", "--max_restarts", "2", "--summary", "summary.json", script(body))
-    assert job.wait(60) == 0, job.output
-    assert "chief:0 failed first: it exited with 7; all tasks are started again in 1 s (restart 1 of 2)" in job.output
-    assert "chief:0 failed first: it was killed by SIGKILL" in job.output and "in 2 s (restart 2 of 2)" in job.output
-    (log,) = tmp_path.glob("tfdist_logs/*/chief-0.log")
-    assert log.read_text() == "attempt 1\nattempt 2\nattempt 3\n"
-    summary = read_json("summary.json")
-    assert (summary["steps"], summary["restarts"]) == (3, 2) and summary["wall_seconds"] > 3  # The two delays are part of it.
-    assert f"done in {summary['wall_seconds']:.1f} s, with 2 restarts of all tasks\n" in job.output
-    assert "steps     3 since the last restart\n" in job.output
-    assert job.left() == {}
-
-
-def test_the_parent_of_the_tasks_stays_for_the_next_attempt_without_what_tasks_have_left_behind(start, script, tmp_path):
-    body = (
-        COUNTED
-        + """
     import subprocess
     with open("parents", "a") as file: print(os.getppid(), file=file)
+    path = pathlib.Path(os.environ["TFDIST_REPORT"])
+    path.write_text(json.dumps({"steps": attempt}))
     if attempt == 1:
         left = subprocess.Popen(["sleep", "600"], start_new_session=True)
         pathlib.Path("left").write_text(str(left.pid))
@@ -66,10 +45,21 @@ def test_the_parent_of_the_tasks_stays_for_the_next_attempt_without_what_tasks_h
     if attempt == 2: os.kill(os.getppid(), 9)  # Then there has to be another.
     """
     )
-    job = start(QUICK, "--tier", "BASIC", "--max_restarts", "2", script(body))
+    job = start(QUICK, "--tier", "BASIC", "--max_restarts", "2", "--summary", "summary.json", script(body))
     assert job.wait(60) == 0, job.output
+    assert "chief:0 failed first: it exited with 7; all tasks are started again in 1 s (restart 1 of 2)" in job.output
+    assert (
+        "the parent process of all tasks is gone: it was killed by signal 9; all tasks are started again in 2 s" in job.output
+    )
     first, second, third = (tmp_path / "parents").read_text().split()
-    assert first == second != third and job.left() == {}
+    assert first == second != third
+    (log,) = tmp_path.glob("tfdist_logs/*/chief-0.log")
+    assert log.read_text() == "attempt 1\nattempt 2\nattempt 3\n"
+    summary = read_json("summary.json")
+    assert (summary["steps"], summary["restarts"]) == (3, 2) and summary["wall_seconds"] > 3  # The two delays are part of it.
+    assert f"done in {summary['wall_seconds']:.1f} s, with 2 restarts of all tasks\n" in job.output
+    assert "steps     3 since the last restart\n" in job.output
+    assert job.left() == {}
 
 
 @pytest.mark.parametrize(("code", "attempts"), [(2, 1), (3, 2)])

@@ -7,15 +7,15 @@ import pytest
 from keras.src.saving import saving_lib
 
 from tfdist.strategies.checkpoint import atomic_path, save_order, store_files
-from tfdist.strategies.private_api import patches
+from tfdist.strategies.private_api import file_patches
 
 
 class Store(saving_lib.H5IOStore):
     def __init__(self, *args, **kwargs):
-        store_files._open(patches.H5_STORE["__init__"].original, self, *args, **kwargs)
+        store_files._open(file_patches.H5_STORE["__init__"].original, self, *args, **kwargs)
 
     def close(self):
-        store_files._close(patches.H5_STORE["close"].original, self)
+        store_files._close(file_patches.H5_STORE["close"].original, self)
 
 
 def write(path, value):

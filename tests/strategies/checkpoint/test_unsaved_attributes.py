@@ -6,14 +6,14 @@ import pytest
 import tensorflow as tf
 
 from tfdist.strategies.checkpoint import unsaved_attributes
-from tfdist.strategies.private_api import patches, saving_lib
+from tfdist.strategies.private_api import file_patches, saving_lib
 
 
 @pytest.fixture
 def made(monkeypatch):
     """For each optimizer that was made, while nothing is known about attributes: whether in the scope of a strategy."""
-    monkeypatch.setattr(saving_lib, "get_attr_skipset", patches.UNSAVED_ATTRIBUTES.original)
-    monkeypatch.setattr(patches.UNSAVED_ATTRIBUTES, "_replacements", [])
+    monkeypatch.setattr(saving_lib, "get_attr_skipset", file_patches.UNSAVED_ATTRIBUTES.original)
+    monkeypatch.setattr(file_patches.UNSAVED_ATTRIBUTES, "_replacements", [])
     monkeypatch.setattr(unsaved_attributes, "_found", {})
     unsaved_attributes.install()
     made, make = [], keras.optimizers.Optimizer.__init__

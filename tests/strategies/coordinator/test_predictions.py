@@ -41,7 +41,7 @@ class Executions:
 )
 def test_a_prediction_begins_after_the_callbacks_of_the_one_before(is_exact, callbacks, ahead):
     executions = Executions(is_exact)
-    hooks = SimpleNamespace(_executions=executions, _shard_check=lambda model, step: None)
+    hooks = SimpleNamespace(_executions=executions, _shard_check=lambda *_: None)  # As with one replica.
     assert CoordinatorHooks.callbacks(hooks, callbacks) is callbacks
     model = SimpleNamespace(_flatten_layers=list, predict_step=None)
     predict = CoordinatorHooks._predict_function(hooks, model, lambda batches, spec: batches[0])

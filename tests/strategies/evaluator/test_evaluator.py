@@ -58,7 +58,7 @@ COMPILED_OUTSIDE = PROGRAM.replace("        model.compile(", "    model.compile(
 
 @pytest.fixture
 def program(script):
-    return lambda epochs=5, seconds=0.5, body=PROGRAM: script(body.format(epochs=epochs, seconds=seconds))
+    return lambda epochs=5, seconds=0.1, body=PROGRAM: script(body.format(epochs=epochs, seconds=seconds))
 
 
 def by_hand(evaluator_in_cluster=True, extension=None):
@@ -173,39 +173,6 @@ def test_an_evaluator_that_is_killed_is_started_again_and_misses_none(start, pro
     summary = read_json("s.json")
     assert summary["tasks"][-1]["restarts"] == 1 and summary["exit_code"] == 0
     assert "evaluator:0 finished (1 restart)" in job.output
-
-
-def test_an_evaluator_that_always_fails_does_not_fail_the_training(start, program, read_json):
-    body = """
-    import tfdist
-    strategy = tfdist.strategy()
-    assert tfdist.role() != "evaluator"
-    """
-    job = start("-m", "tfdist.launch", "--tier", "BASIC", "--evaluator", "--summary", "s.json", program(body=body))
-    assert job.wait(400) == 0, job.output
-    assert "evaluator:0 failed 4 times, most recently because it exited with 1; the training is done without it" in job.output
-    assert "evaluator:0 did not finish; its evaluations so far are kept (3 restarts)" in job.output
-    assert read_json("s.json")["tasks"][-1]["exit_code"] == 1
-    assert job.output.count("AssertionError") == (job.folder / read_json("s.json")["tasks"][-1]["log"]).read_text().count("AssertionError") == 4  # fmt: skip
-    assert job.left() == {}
-
-
-def test_a_job_that_fails_ends_its_evaluator(start, program):
-    body = """
-    import tfdist
-    strategy = tfdist.strategy()
-    import keras, numpy as np
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-    if tfdist.is_chief():
-        raise RuntimeError("no")
-    model.fit(np.ones((4, 1)), np.ones((4, 1)), validation_data=(np.ones((4, 1)), np.ones((4, 1))))
-    """
-    job = start("-m", "tfdist.launch", "--tier", "BASIC", "--evaluator", program(body=body))
-    assert job.wait(400) == 1, job.output
-    assert "chief:0 failed first" in job.output
-    assert job.left(within=10) == {}
 
 
 def test_training_that_ended_while_the_evaluator_was_away_and_a_second_job_in_the_same_folder(

@@ -44,6 +44,7 @@ WARNED = {
     "a_step_that_sets_trainable_of_a_normalization": "BatchNormalization (bn) normalizes each replica's part",
 }
 UNCHECKED = {
+    "ragged_rows": "its batches hold values that are not dense tensors",
     "random_numbers_without_a_seed": "it draws random numbers that no seed fixes (RandomStandardNormal)",
     "an_assignment_in_a_branch_by_the_batch": "by a value that it computes from the examples of the batch",
     "a_weight_that_begins_by_the_batch_in_a_branch": "/norm/scale in a branch or loop (ops.cond), by the examples of the batch",

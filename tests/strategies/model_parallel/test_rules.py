@@ -1,5 +1,6 @@
 """Keras' operations on split tensors give what they give on whole ones, and keep them split where they can."""
 
+import itertools
 import operator
 
 import keras
@@ -18,13 +19,10 @@ def installed():
     rules.install()
 
 
-@pytest.mark.parametrize("shape", [(6,), (3, 6), (2, 5, 6)])
-@pytest.mark.parametrize("input_axis", [None, -1, 0])
-@pytest.mark.parametrize("kernel_axis", [0, 1, None])
+@pytest.mark.parametrize("shape", [(6,), (4, 6), (2, 5, 6)])
+@pytest.mark.parametrize("input_axis, kernel_axis", [(None, 0), (None, 1), *itertools.product([-1, 0], [0, 1, None])])
 def test_matmul(shape, input_axis, kernel_axis):
     x, kernel = values(*shape), values(6, 4)
-    if (input_axis is None and kernel_axis is None) or (input_axis == 0 and shape[0] % 2 and len(shape) > 1):
-        pytest.skip("nothing is split, or not equally")
     ours = x if input_axis is None else split(x, input_axis % len(shape))
     result = ops.matmul(ours, kernel if kernel_axis is None else split(kernel, kernel_axis))
     stays = input_axis == 0 and len(shape) > 1
@@ -88,8 +86,11 @@ def test_an_error_of_an_operation_on_a_part_is_not_hidden_by_that_of_the_device_
         (tf.function(of_another_shape) if compiled else of_another_shape)()
 
 
-@pytest.mark.parametrize("other", [2.0, (6,), (1,), (4, 6), (4, 1), (3, 4, 6), (3, 4, 1), (3, 1, 1)])
-@pytest.mark.parametrize("name", ["add", "subtract", "multiply", "divide", "maximum", "minimum"])
+OTHERS = [2.0, (6,), (1,), (4, 6), (4, 1), (3, 4, 6), (3, 4, 1), (3, 1, 1)]
+AS_SUBTRACT = [(name, (6,)) for name in ("multiply", "divide", "maximum", "minimum")]  # By the same code.
+
+
+@pytest.mark.parametrize("name, other", [*itertools.product(["add", "subtract"], OTHERS), *AS_SUBTRACT])
 def test_elementwise_operations_broadcast(name, other):
     x = values(4, 6)
     y = other if isinstance(other, float) else np.abs(values(*other)) + 1
@@ -244,13 +245,12 @@ def test_take_fails_on_rows_that_do_not_exist(index):
         ops.take(split(values(6, 4), 0), np.array([1, index]), axis=0)
 
 
-@pytest.mark.parametrize("layout", ["channels_last"])
 @pytest.mark.parametrize("kernel_axis, axis", [(3, 3), (2, None)])
-def test_convolutions(layout, kernel_axis, axis):
+def test_convolutions(kernel_axis, axis):
     images, kernel = values(2, 5, 5, 4), values(3, 3, 4, 6)
-    expected = ops.conv(images, kernel, data_format=layout, padding="same")
-    equal(ops.conv(images, split(kernel, kernel_axis), data_format=layout, padding="same"), expected, axis)
-    equal(ops.conv(split(images, 3), split(kernel, kernel_axis), data_format=layout, padding="same"), expected, axis)
+    expected = ops.conv(images, kernel, padding="same")
+    equal(ops.conv(images, split(kernel, kernel_axis), padding="same"), expected, axis)
+    equal(ops.conv(split(images, 3), split(kernel, kernel_axis), padding="same"), expected, axis)
 
 
 @pytest.mark.parametrize("kernel, axis", [((4, 3, 4, 6), 0), ((3, 3, 2, 6), 3)])

@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,7 +14,6 @@ import pytest
 import tfdist.strategies
 from tfdist.errors import UnsupportedVersionError
 from tfdist.strategies import private_api, versions
-from tfdist.strategies.private_api import patches
 from tfdist.strategies.private_api.checks import (
     need,
     need_attributes,
@@ -21,7 +21,7 @@ from tfdist.strategies.private_api.checks import (
     plain_function,
 )
 from tfdist.strategies.private_api.overrides import overrides
-from tfdist.strategies.private_api.patches import AddedMethod, PatchPoint
+from tfdist.strategies.private_api.patch_point import AddedMethod, PatchPoint
 
 ROOT = Path(tfdist.strategies.__path__[0])
 FOREIGN = ("tensorflow", "keras")
@@ -116,12 +116,14 @@ class TestPatches:
         found = [place for place in found if not place.startswith("private_api/")]
         assert found == []
 
-    def test_every_entry_is_used_and_says_why(self):
-        entries = {name: entry for name, entry in vars(patches).items() if name.isupper()}
+    @pytest.mark.parametrize(("registry", "least"), [("patches", 25), ("file_patches", 10)])
+    def test_every_entry_is_used_and_says_why(self, registry, least):
+        module = importlib.import_module(f"tfdist.strategies.private_api.{registry}")
+        entries = {name: entry for name, entry in vars(module).items() if name.isupper()}
         sources = "".join(path.read_text() for path in ROOT.rglob("*.py"))
-        assert len(entries) > 25
+        assert len(entries) > least
         for name, entry in entries.items():
-            assert f"patches.{name}." in sources or f"patches.{name}[" in sources, name
+            assert re.search(rf"\b{registry}\.{name}[.\[]", sources), name
             for each in entry.values() if isinstance(entry, dict) else [entry]:
                 assert isinstance(each, PatchPoint | AddedMethod) and each.why.endswith(".")
 

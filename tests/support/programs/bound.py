@@ -27,7 +27,6 @@ def slow_down():
     So the tasks together never fill the cores that they may use, however slow those are.
     """
     cores, job = os.sched_getaffinity(0), json.loads(os.environ["TF_CONFIG"])["task"]["type"]
-    Path(f"{job}.pid").write_text(str(os.getpid()))
     if job != "ps":
         os.sched_setaffinity(0, {max(cores)})
         return

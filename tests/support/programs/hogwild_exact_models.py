@@ -108,7 +108,7 @@ def averaged_momentum(strategy):
 
     def trained(delay, fragments):
         options = {"outer": "nesterov", "outer_learning_rate": 1.0, "outer_momentum": 0.0, "average_momentum": True}
-        begin(strategy, 2, period=4, delay=delay, fragments=fragments, grace=LIMIT, shard_bytes=16, **options)
+        begin(strategy, 2, period=4, delay=delay, fragments=fragments, grace=LIMIT, shard_bytes=64, **options)
         trained = Trained(strategy, make, (batches[0, 0, 0], targets[0, 0, 0]))
         found = {"before": trained.weights()}
         with concurrent.futures.ThreadPoolExecutor(2) as pool:

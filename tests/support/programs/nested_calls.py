@@ -161,14 +161,13 @@ def own_calls(strategy):
     high = Y + np.repeat([100.0, 0.0], [len(Y) // 4, len(Y) - len(Y) // 4])[:, None]  # The first quarter has a loss of 10000.
     model, other = linear(strategy, 0.0), linear(strategy, 0.0)
     flat = {"batch_size": 8, "verbose": 0, "shuffle": False}
-    model.fit(X, Y, **flat)  # The first step of a group takes long: its batch would come after 30 of the other one.
-    at = At(3 * BATCHES // 4, lambda model: model.reset_metrics())
-    after_reset = model.fit(X, high, callbacks=[at], **flat).history["loss"][0]
-    counted = {}
+    counted, losses = {}, {}
     for name, reset in RESETS.items():
         counts = At(range(BATCHES - 2, BATCHES), lambda model: float(model.metrics[0].count.numpy()))
-        model.fit(X, high, callbacks=[At(BATCHES - 3, reset), counts], **flat)
-        counted[name] = counts.results
+        record = model.fit(X, high, callbacks=[At(BATCHES - 3, reset), counts], **flat).history
+        metric = model.metrics[0]
+        counted[name] = [*counts.results, float(metric.count.numpy())]
+        losses[name] = [*record["loss"], float(metric.total.numpy() / metric.count.numpy())]
     at = At(BATCHES - 1, lambda model: float(other.train_on_batch(X[:8], Y[:8])))
     after_another = model.fit(X, high, callbacks=[at], **flat).history["loss"][0]
     at = At(4, lambda model: float(model.train_on_batch(X[:8], high[:8])))
@@ -182,8 +181,8 @@ def own_calls(strategy):
     model.fit(forever, steps_per_epoch=10, epochs=2, verbose=0, callbacks=[at])
     fits = {"batches": at.batches, "iterations": int(model.optimizer.iterations) - before}
     return {
-        "after reset": after_reset,
         "counted after reset": counted,
+        "losses after reset": losses,
         "after another": after_another,
         "one batch": one_batch,
         "fits": fits,

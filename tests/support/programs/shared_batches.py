@@ -16,7 +16,7 @@ import shared_branches  # noqa: F401 (it adds its cases)
 import shared_losses  # noqa: F401 (so does it)
 import tensorflow as tf
 from keras import layers, ops
-from shared_models import CASES, X, Y, case, changed_by, cross_entropies, own, similarities, small
+from shared_models import CASES, INPUTS, X, Y, case, changed_by, cross_entropies, own, similarities, small
 
 import tfdist
 from tfdist.strategies.data_parallel.training_loop import TrainingLoop
@@ -379,7 +379,7 @@ def main(arguments):
         y = np.repeat(Y[:, None], 6, axis=1) if name == "a_mask" else Y
         weights = {"sample_weight": X[:, 0] ** 2} if "weights" in name else {}
         few = name == "an_average_that_the_step_uses"  # Fewer than two examples for one of the replicas.
-        x = np.full(X.shape, 2) if name == "a_mean_over_what_is_no_padding" else X
+        x = INPUTS[name]() if name in INPUTS else X
         with contextlib.ExitStack() as stack:
             if until == "trial":
                 stack.enter_context(contextlib.suppress(TriedOutError))

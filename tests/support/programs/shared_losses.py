@@ -354,6 +354,18 @@ class WithoutMean(layers.Layer):
         return x - ops.mean(x, axis=0)
 
 
+class RowMeans(layers.Layer):
+    def call(self, x):
+        return tf.reduce_mean(x, axis=1, keepdims=True)
+
+
+@case
+def ragged_rows():
+    model = keras.Sequential([RowMeans(), layers.Dense(1)], name="ragged_rows")
+    model.compile("sgd", "mse")
+    return model
+
+
 class Doubled(layers.Layer):
     def call(self, x):
         return 2 * x
