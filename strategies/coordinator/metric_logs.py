@@ -1,26 +1,24 @@
 """Metrics and logs of asynchronous worker groups: what a step returns to the chief, and the logs that Keras gets of it.
 
 A step returns one float64 vector: the variables of the model's metrics, summed over the replicas of the group, then the logs of
-a user's own `train_step`. The chief adds up the metrics of all groups.
+a user's own `train_step`. The chief adds up the metrics of all groups. Metrics that `model.metrics` lacks, which Keras never
+resets, go on from what they have counted before.
 """
 
-import contextlib
 import functools
 import logging
-import math
 import weakref
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.coordinator import metric_variables
 from tfdist.strategies.coordinator.calls.execution import Execution
 from tfdist.strategies.coordinator.calls.tensor_fusion import unflatten, unflatten_array
 from tfdist.strategies.coordinator.logs_format import LogsFormat, float64_vector
+from tfdist.strategies.coordinator.metric_variables import noting_means, size_of, values_of
 from tfdist.strategies.coordinator.read_logs import ReadLogs, with_value
-from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.keras_hooks import step_logs
 from tfdist.strategies.keras_hooks.checks.metric_trial import leaves
 from tfdist.strategies.keras_hooks.derived_logs import LogFunction, derived_logs
@@ -28,9 +26,6 @@ from tfdist.strategies.keras_hooks.interface import METRICS_LOST, METRICS_NOT_ZE
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.private_api import StatelessScope
 from tfdist.strategies.runtime import chief_device
-
-MAX_METRIC_VALUES = 65536
-"""If the model's metrics hold more numbers (a confusion matrix of many classes), steps do not return them."""
 
 _log = logging.getLogger("tfdist")
 
@@ -46,7 +41,8 @@ class MetricLogs:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._variables: list[Any] = []  # Keras variables of the metrics, in the order in which a step returns them.
-        self._size = 0  # Numbers that these hold.
+        self._kept: list[Any] = []  # The last of them, which `model.metrics` lacks: Keras does not reset them.
+        self._size = 0  # Numbers that all of them hold.
         self._own_logs = LogsFormat()  # Of what a step returns beside metrics.
         self._are_metrics = True  # Whether a step returns the model's metrics and nothing else.
         self._own_names: set[str] = set()  # Of metrics under whose names a step returns something else.
@@ -63,7 +59,6 @@ class MetricLogs:
         self._read = ReadLogs()  # What Keras has of them.
         self._paused: list[ReadLogs] = []  # Of the epochs around this one, the innermost last.
         self._listens = False  # Whether the metrics' variables ask for the sums here, and tell what is assigned to them.
-        self._has_warned = False  # Of metrics that are too large to be sent.
         self._has_value = False  # Whether it has warned of metrics that do not start from 0.
         self._restarts = False  # Whether the metrics' variables have to start from zero before the next step.
         self.logs: Any = None
@@ -73,10 +68,11 @@ class MetricLogs:
     def of_replica(self, outputs: Any, rows: Any) -> Any:
         """See `StepOutputs`. Returns a float64 vector; empty if the step returned the model's metrics, which travel anyway."""
         self._check_shared_variables()
-        self._variables = self._variables_to_send()
+        listed, self._kept = metric_variables.to_send(self._model)
+        self._variables = [*listed, *self._kept]
         for variable in self._variables:
             variable._value.is_sent = True
-        self._size = sum(variable.shape.num_elements() for variable in self._variables)
+        self._size = size_of(self._variables)
         outputs = {} if outputs is None else outputs if isinstance(outputs, dict) else {"loss": outputs}
         self._own_names = step_logs.own_names(self._model, outputs)
         self._derived = derived_logs(self._model, outputs, self._variables, self._own_names)
@@ -112,26 +108,11 @@ class MetricLogs:
                         "so their counts do not add up; create it with self.add_variable, so that each worker has its own"
                     )
 
-    def _variables_to_send(self) -> list[Any]:
-        variables = list({id(v): v for metric in self._model.metrics for v in metric.variables}.values())
-        if not all(isinstance(variable._value, SyncOnReadVariable) for variable in variables):
-            return []
-        if sum(variable.shape.num_elements() for variable in variables) <= MAX_METRIC_VALUES:
-            return variables
-        if len(getattr(self._model.distribute_strategy, "worker_groups", ())) > 1 and not self._has_warned:
-            self._has_warned = True
-            _log.warning(
-                "the metrics of %s hold more than %d numbers, so steps do not send them: the logs of a batch count the steps "
-                "of one worker group, and those of an epoch lack what a worker that is lost has counted",
-                *(self._model.name, MAX_METRIC_VALUES),
-            )
-        return []
-
     def _results(self, total: Any) -> Any:
         """Returns the logs, float64 [n], for these values of the metrics' variables; notes which logs are means."""
         pieces = unflatten(total, [variable.shape for variable in self._variables])
         values = [(v, tf.cast(piece, v.dtype)) for v, piece in zip(self._variables, pieces, strict=True)]
-        with StatelessScope(state_mapping=values), _noting_means(self._model) as means:
+        with StatelessScope(state_mapping=values), noting_means(self._model) as means:
             logs = step_logs.metrics_result(self._model)
             logs |= {name: compute(logs, [value for _, value in values]) for name, compute in self._derived.items()}
         vector = self._metric_logs.flatten(logs)
@@ -147,15 +128,17 @@ class MetricLogs:
 
     def reset(self) -> None:
         """Forgets what the groups have returned: metrics start from zero."""
+        self._let_go(self._sum)
         self._by_group.clear()
         self._latest.clear()
         self._sum = np.zeros([self._size])
         self._carried, self._restarts = None, False
-        self._read, self._listens = ReadLogs(), False
+        self._read = ReadLogs()
         self.logs = None
 
     def pause(self) -> None:
         """Lets the metrics start from zero for a `fit` or `train_on_batch` of the same model in a callback of this epoch."""
+        self._let_go(self._sums_read())
         read = self._read
         self.reset()
         self._paused.append(read)
@@ -165,33 +148,44 @@ class MetricLogs:
         if not self._paused:
             return
         counted, self._read = self._sum, self._paused.pop()
-        further = self._read.further(slice(None))
+        self._by_group.clear()
+        self._latest.clear()
         self._set_read(slice(None), counted)
-        self._carried = further + (np.zeros([self._size]) if self._carried is None else self._carried)
-        self._read.is_open = True
+        self._carried, self._restarts, self._read.is_open = self._sum, True, True
         self._listen()
         if unread := self._read.unread:
             self.logs = unread[-1][0]
 
     def begin_anew(self) -> None:
         """Lets the metrics of an epoch start from zero after the steps whose logs Keras has: a callback has reset them."""
+        self._let_go(self._sums_read())
         self._by_group.clear()
         self._latest.clear()
-        self._set_read(slice(None), 0.0)
+        self._set_read(slice(self._size - size_of(self._kept)), 0.0)
         self._carried, self._restarts, self._read.is_open = self._sum, False, True
+        self._listen()
 
     def carry(self) -> None:
         """Keeps the sums so far, because others use the metrics next: a callback evaluates in the middle of an epoch."""
+        self._let_go(self._sums_read())
         self._carried, self._restarts, self._read.is_open = self._sum, True, False
         self._by_group.clear()
         self._latest.clear()
-        self._listens = False
 
     def come_back(self) -> None:
         """Notes that those who have used the metrics are done: what a callback assigns to them is meant for this epoch."""
         self._read.is_open = True
         for number, variable in enumerate(self._variables):
             variable._value.when_assigned = functools.partial(_begin_at, weakref.ref(self), number)
+        if self._kept:  # Others may have added to them.
+            self._set_read(slice(self._size - size_of(self._kept), None), values_of(self._kept))
+            self._carried = self._sum
+
+    def _let_go(self, sums: Any) -> None:
+        """Gives metrics that Keras does not reset their part of `sums`: others go on from there."""
+        if self._listens:
+            metric_variables.assign(self._kept, sums[self._size - size_of(self._kept) :])
+        self._listens = False
 
     def _listen(self) -> None:
         """Lets callbacks read the sums of the logs that Keras has, and reset or assign them."""
@@ -223,7 +217,8 @@ class MetricLogs:
         if not of_variables:
             self._carried = self._read.sums = total
             # For an epoch that has no step left. Its steps may not be traced yet, so the variables are looked up here.
-            return self._publish(self._variables_to_send(), total)
+            listed, others = metric_variables.to_send(self._model)
+            return metric_variables.assign([*listed, *others], total)
         variables = model.metrics_variables
         if len(variables) != len(of_variables):
             _log.warning(METRICS_LOST, model.name)
@@ -237,16 +232,20 @@ class MetricLogs:
         if not self._by_group:
             if self._carried is None:
                 self._warn_of_values()
+                if self._kept:
+                    before = values_of(self._kept)
+                    metric_variables.assign(self._kept, before)
+                    self._carried = np.concatenate([np.zeros([self._size - len(before)]), before])
             self._sum = np.zeros([self._size]) if self._carried is None else self._carried
-            for variable in self._variables if self._restarts else ():
-                variable._value.forget_sum()  # This is no assignment of the program's.
-                variable.assign(tf.zeros(variable.shape, variable.dtype))
+            if self._restarts:
+                metric_variables.assign(self._variables, self._sum)
             self._restarts, self._read.is_open = False, True
             self._listen()
 
     def _warn_of_values(self) -> None:
         """Names, once, a variable that is not 0 after a reset: a maximum, or what a callback has assigned before a step."""
-        named = [] if self._has_value else [each.path for each in self._variables if np.any(each._value.numpy())]
+        listed = [] if self._has_value else self._variables[: len(self._variables) - len(self._kept)]
+        named = [each.path for each in listed if np.any(each._value.numpy())]
         if named:
             self._has_value = True
             _log.warning(METRICS_NOT_ZERO, named[0])
@@ -298,18 +297,10 @@ class MetricLogs:
         total = self._sum if self._by_group else self._carried
         self._listens = False
         if total is not None:
-            self._publish(self._variables, total)
-
-    @staticmethod
-    def _publish(variables: list[Any], total: Any) -> bool:
-        """Gives variables their parts of a vector; returns whether it has as many numbers as they have."""
-        shapes = [tuple(variable.shape) for variable in variables]
-        if sum(map(math.prod, shapes)) != len(total):
-            return False
-        for variable, value in zip(variables, unflatten_array(total, shapes), strict=True):
-            variable._value.forget_sum()
-            variable._value.known_sum = functools.partial(np.copy, value)
-        return True
+            metric_variables.assign(self._variables, total)
+            self._carried = total
+            self._by_group.clear()
+            self._latest.clear()
 
     def begin_at(self, number: int, value: Any) -> bool:
         """Makes a callback's value that of a metric's variable: what groups count from now on is added to it.
@@ -332,6 +323,10 @@ class MetricLogs:
         self._carried = with_value(carried, place, self._sum[place])
         self._variables[number]._value.known_sum = functools.partial(_part_of_sum, weakref.ref(self), number)
         return True
+
+    def _sums_read(self) -> Any:
+        """Returns the sums that Keras' last logs are of, or those of all steps if it has none."""
+        return self._sum if self._read.sums is None else self._read.sums
 
     def _set_read(self, place: slice, value: Any) -> None:
         """Makes `value` the sums at `place` that Keras' last logs are of. Logs that it does not have yet go on from there."""
@@ -358,31 +353,6 @@ class MetricLogs:
             return np.stack([self._results_function(tf.constant(row)).numpy() for row in sums])
 
 
-@contextlib.contextmanager
-def _noting_means(model: Any) -> Iterator[dict[int, Any]]:
-    """Notes the results of those metrics of `model` that are `keras.metrics.Mean`s: the id of a result -> its metric."""
-    means = [leaf for leaf in leaves(model) if type(leaf).result is keras.metrics.Mean.result]
-    noted: dict[int, Any] = {}
-    results = []  # Keeps them alive: another object could get the id of a result.
-
-    def noting(metric: Any) -> Callable[[], Any]:
-        def result() -> Any:
-            value = type(metric).result(metric)
-            noted[id(value)] = metric
-            results.append(value)
-            return value
-
-        return result
-
-    for metric in means:
-        metric.__dict__["result"] = noting(metric)
-    try:
-        yield noted
-    finally:
-        for metric in means:
-            del metric.__dict__["result"]
-
-
 def _begin_at(reference: "weakref.ref[MetricLogs]", number: int, value: Any) -> bool:
     return (logs := reference()) is not None and logs.begin_at(number, value)
 
@@ -394,5 +364,4 @@ def _part_of_sum(reference: "weakref.ref[MetricLogs]", number: int) -> Any:
     """
     if (logs := reference()) is None:
         return None
-    total = logs._sum if logs._read.sums is None else logs._read.sums
-    return unflatten_array(total, [tuple(variable.shape) for variable in logs._variables])[number]
+    return unflatten_array(logs._sums_read(), [tuple(variable.shape) for variable in logs._variables])[number]

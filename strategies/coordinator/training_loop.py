@@ -227,13 +227,19 @@ class TrainingLoop:
         return logs
 
     def _one_batch(self, batch: Any) -> Logs:
-        if self._open_epochs.of(self) is None:
-            return self._steps.one_batch(batch)
-        self.metric_logs.pause()  # A callback calls `train_on_batch`.
+        is_within = self._open_epochs.of(self) is not None  # A callback calls `train_on_batch`.
+        if is_within:
+            self.metric_logs.pause()
         try:
-            return self._steps.one_batch(batch)
+            logs = self._steps.one_batch(batch)
+            self.metric_logs.hand_over(logs)
+            return logs
         finally:
-            self.metric_logs.go_on()
+            if is_within:
+                self.metric_logs.go_on()
+            elif (around := self._open_epochs.innermost()) is not None:  # It calls `test_on_batch`.
+                self.metric_logs.publish_sums()
+                around.metric_logs.come_back()
 
     def _add_one(self, iterator: BatchIterator) -> list[Logs] | None:
         """Waits for an execution of an epoch, and adds its steps. Returns None if there is none."""

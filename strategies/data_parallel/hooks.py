@@ -33,6 +33,7 @@ from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, KerasHooks, Logs
 from tfdist.strategies.keras_hooks.replicas.own_values import kept, of_first
+from tfdist.strategies.keras_hooks.replicas.predicted_numbers import of_whole_batch
 from tfdist.strategies.keras_hooks.replicas.reduction import sent_as
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, entered
 from tfdist.strategies.keras_hooks.replicas.same_rows import once
@@ -145,8 +146,9 @@ class DataParallelHooks(KerasHooks):
                     if id(variable) in replica.assigned:  # A repeated example does not count.
                         variable.value.assign(tf.where(share > 0, variable.value, value))
                 metrics.of_first |= of_first(replica)
+                outputs = of_whole_batch(once(outputs, rows), model, share)
             assigned.update(kept(replica))
-            return none_without_examples(once(outputs, rows), share)
+            return none_without_examples(outputs, share)
 
         def on_batch(shards: Any, shares: Any) -> Any:
             with self._strategy.extended.tracing():
@@ -201,10 +203,10 @@ class DataParallelHooks(KerasHooks):
         return batch.element if isinstance(batch, SplitBatch) else self.layout.split(as_tensors(batch))
 
     def _gathered(self, value: Any) -> Any:
-        """Returns a value per replica as one tensor, concatenated along the first dimension; scalars stacked."""
+        """Returns a value per replica as one tensor, concatenated along the first dimension; a scalar is the same on all."""
         local = self._strategy.experimental_local_results(value)
         if local[0].shape.rank == 0:
-            return tf.stack(local) if len(local) > 1 else local[0]
+            return local[0]
         if len(local) == self.layout.replicas:
             return tf.concat(local, axis=0)
         if local[0].dtype == tf.string:

@@ -164,7 +164,10 @@ def _in_place(method: str) -> Callable[..., Any]:
         if not is_on_ps(variable) or replica_context.is_trial():
             return original(variable, value)
         _note(variable)
-        return getattr(variable._value, method)(_broadcast(value, variable._value))
+        value, replica = _broadcast(value, variable._value), replica_context.current()
+        if replica is not None and replica.share is not None and variable.aggregation == "sum":
+            value = tf.where(replica.share > 0, value, tf.zeros_like(value))  # A repeated example does not count.
+        return getattr(variable._value, method)(value)
 
     return assign
 

@@ -7,10 +7,11 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tfdist.strategies.inputs.batch_shards import Layout, per_replica
-from tfdist.strategies.inputs.batches import concatenated, none_without_examples, rows_of
-from tfdist.strategies.keras_hooks.checks import log_trial
+from tfdist.strategies.inputs.batches import none_without_examples, rows_of
+from tfdist.strategies.keras_hooks.checks import log_trial, metric_trial
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_normalization
+from tfdist.strategies.keras_hooks.replicas.predicted_numbers import of_whole_batch
 from tfdist.strategies.keras_hooks.replicas.same_rows import once
 from tfdist.strategies.keras_hooks.trained_layers import TrainedLayers
 from tfdist.strategies.private_api.user_functions import without_optionals
@@ -59,7 +60,8 @@ class PredictionOutputs:
         """See `StepOutputs`."""
         outputs = tf.nest.map_structure(lambda v: tf.convert_to_tensor(v) if isinstance(v, _InParts) else v, outputs)
         replica = replica_context.current()
-        outputs = once(outputs, None if replica is None else replica.rows)
+        if replica is not None:
+            outputs = of_whole_batch(once(outputs, replica.rows), replica.model, replica.share)
         return outputs if rows is None else none_without_examples(outputs, rows)
 
     def after_steps(self) -> Any:
@@ -68,7 +70,9 @@ class PredictionOutputs:
 
     def of_group(self, outputs: list[Any], after: list[Any], shares: list[Any]) -> Any:
         """See `StepOutputs`."""
-        return concatenated(outputs)
+        if len(outputs) == 1:
+            return outputs[0]
+        return tf.nest.map_structure(lambda *each: tf.concat(each, axis=0) if each[0].shape.rank else each[0], *outputs)
 
 
 class GroupStep:
@@ -113,6 +117,7 @@ class GroupStep:
                 begin_replica(devices[index])
                 graph = tf.compat.v1.get_default_graph()
                 replica = replica_context.Replica(self._strategy, index, share, rows_of(shard), graph=graph, model=self._model)
+                replica.predicts = not self._returns_logs
                 with replica_context.entered(replica):
                     outputs = self._step(shard) if counts is None else self._step_that_may_not_count(shard, share)
                     if self._returns_logs:
@@ -125,7 +130,7 @@ class GroupStep:
 
     def _step_that_may_not_count(self, shard: Any, share: Any) -> Any:
         """Makes a step of a replica that repeats another one's example if it has none: its metrics then stay as they were."""
-        metrics = [v for v in self._model.metrics_variables if v.synchronization == "on_read"]
+        metrics = [v for v in metric_trial.variables_of(self._model) if v.synchronization == "on_read"]
         before = [(v, tf.identity(v.value)) for v in metrics]
         outputs = self._step(shard)
         for variable, value in before:

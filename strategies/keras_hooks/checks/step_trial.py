@@ -337,9 +337,14 @@ def compute_loss(model: Any, batch: Any, recorded: list[tuple[str | None, Any]])
 def recorded_outputs(outputs: Any) -> list[tuple[str | None, Any]]:
     """Returns the floats among the outputs of a model as what a step records.
 
-    Outputs that are linear in the batch, as after a subtraction of its mean, show in their squares only.
+    Outputs that are linear in the batch, as after a subtraction of its mean, show in their squares only. One number for a batch
+    is none of an example (replicas/predicted_numbers.py).
     """
-    floats = [value for value in tf.nest.flatten(outputs) if isinstance(value, tf.Tensor) and value.dtype.is_floating]
+    floats = [
+        value
+        for value in tf.nest.flatten(outputs)
+        if isinstance(value, tf.Tensor) and value.dtype.is_floating and value.shape.rank != 0
+    ]
     return [(OUTPUT, each) for value in floats for each in (value, value * value)]
 
 

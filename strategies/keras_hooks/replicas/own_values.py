@@ -58,7 +58,7 @@ def mean_of_rate(replica: Replica, variable: Any, value: Any) -> Any:
     """
     is_rate = (variable.name, variable.aggregation) == ("learning_rate", "only_first_replica")
     is_taken = is_rate and not replica.reduced and replica.share is not None and replica.postponed is None
-    if not is_taken or not is_data_parallel(replica.strategy):
+    if not is_taken:
         return value
     is_eager = tf.executing_eagerly()
     if not is_eager and (replica.graph is not tf.compat.v1.get_default_graph() or not has_own_value(replica, id(variable))):

@@ -107,6 +107,7 @@ IN_ONE_TASK = (  # Two replicas. What they compute of several replicas, other ca
     "a_model_of_the_same_weights_with_another_loss",
     "optimizers_that_change_gradients",
     "predictions_that_are_no_rows",
+    "numbers_of_a_batch_that_predict_returns",
     "what_predict_counts",
     "metrics_that_a_model_does_not_list",
 )
@@ -138,6 +139,7 @@ OF_TASKS = (  # As above, the other way round.
     "spectrograms",
     "what_predict_counts",
     "a_metric_that_predict_alone_updates",
+    "numbers_of_a_batch_that_predict_returns",
     "losses_of_whole_batches_of_changing_sizes",
 )
 OF_BOTH = (  # Where several tasks with several replicas differ from both.

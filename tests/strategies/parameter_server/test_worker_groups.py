@@ -46,6 +46,11 @@ LOSSES = (  # Of programs/group_losses.py.
     "positions, sequences of several lengths",
     "positions, the sum of 3 losses",
     "two updates in a step",
+    "metrics that a model does not list",
+    "metrics that keras does not reset",
+    "a metric that predict alone updates",
+    "numbers of a batch that predict returns",
+    "sparse batches with fewer examples than replicas",
 )
 
 

@@ -17,6 +17,7 @@ import losses
 import numpy as np
 import own_losses
 import own_step_metrics
+import own_sums
 import server_groups
 import sums_and_classes
 import tensorflow as tf
@@ -230,7 +231,18 @@ def two_updates_in_a_step(scope):
     return {"two updates in a step": sums_and_classes.two_updates_of_a_loss_of_sequences_in_a_step(scope)}
 
 
-CASES = (in_one_model, with_weights, of_an_own_step, positions_in_a_sequence, two_updates_in_a_step)
+def metrics_and_predictions(scope):
+    cases = (
+        own_sums.metrics_that_a_model_does_not_list,
+        own_sums.metrics_that_keras_does_not_reset,
+        own_sums.a_metric_that_predict_alone_updates,
+        own_sums.numbers_of_a_batch_that_predict_returns,
+        own_sums.sparse_batches_with_fewer_examples_than_replicas,
+    )
+    return {case.__name__.replace("_", " "): case(scope) for case in cases}
+
+
+CASES = (in_one_model, with_weights, of_an_own_step, positions_in_a_sequence, two_updates_in_a_step, metrics_and_predictions)
 REFUSED = (sums_and_classes.a_loss_that_keeps_a_variable,)  # Assigned in a branch, which workers of a group cannot combine.
 OF_ALL = (*losses.CASES, *own_losses.CASES, *own_step_metrics.CASES, *sums_and_classes.CASES)
 ALL = [case for case in OF_ALL if case not in REFUSED]
