@@ -23,6 +23,7 @@ import own_steps
 import own_sums
 import sums_and_classes
 import tensorflow as tf
+import unlisted_metrics
 from fit_options import IDS, N, X, Y, regression
 
 import tfdist
@@ -129,6 +130,7 @@ for _function in (
     *own_steps.CASES,
     *own_step_metrics.CASES,
     *own_sums.CASES,
+    *unlisted_metrics.CASES,
     *own_loops.CASES,
     *sums_and_classes.CASES,
 ):

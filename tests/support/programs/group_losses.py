@@ -21,6 +21,7 @@ import own_sums
 import server_groups
 import sums_and_classes
 import tensorflow as tf
+import unlisted_metrics
 from keras import ops
 
 import tfdist
@@ -233,11 +234,11 @@ def two_updates_in_a_step(scope):
 
 def metrics_and_predictions(scope):
     cases = (
-        own_sums.metrics_that_a_model_does_not_list,
-        own_sums.metrics_that_keras_does_not_reset,
-        own_sums.a_metric_that_predict_alone_updates,
+        unlisted_metrics.metrics_that_a_model_does_not_list,
+        unlisted_metrics.metrics_that_keras_does_not_reset,
+        unlisted_metrics.a_metric_that_predict_alone_updates,
         own_sums.numbers_of_a_batch_that_predict_returns,
-        own_sums.sparse_batches_with_fewer_examples_than_replicas,
+        unlisted_metrics.sparse_batches_with_fewer_examples_than_replicas,
     )
     return {case.__name__.replace("_", " "): case(scope) for case in cases}
 
