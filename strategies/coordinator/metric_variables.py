@@ -33,10 +33,18 @@ def to_send(model: Any) -> tuple[list[Any], list[Any]]:
     replica = replica_context.current()
     found = [*variables_of(model), *(replica.assigned.values() if replica else ())]
     others = {id(v): v for v in found if isinstance(v._value, SyncOnReadVariable) and id(v) not in listed}
-    for more in (others, {}):
-        if size_of([*listed.values(), *more.values()]) <= MAX_METRIC_VALUES:
-            return [*listed.values()], [*more.values()]
-    if len(getattr(model.distribute_strategy, "worker_groups", ())) > 1 and is_first_warning(model, "large metrics"):
+    if size_of([*listed.values(), *others.values()]) <= MAX_METRIC_VALUES:
+        return [*listed.values()], [*others.values()]
+    has_groups = len(getattr(model.distribute_strategy, "worker_groups", ())) > 1
+    if others and (has_groups or (replica and replica.share is not None)) and is_first_warning(model, "large unlisted metrics"):
+        _log.warning(
+            "the metrics of %s, with those that its `metrics` lacks (%s, ...), hold more than %d numbers, so steps do not send "
+            "the latter: a log that a step computes from them is a mean over the workers",
+            *(model.name, next(iter(others.values())).path, MAX_METRIC_VALUES),
+        )
+    if size_of([*listed.values()]) <= MAX_METRIC_VALUES:
+        return [*listed.values()], []
+    if has_groups and is_first_warning(model, "large metrics"):
         _log.warning(
             "the metrics of %s hold more than %d numbers, so steps do not send them: the logs of a batch count the steps "
             "of one worker group, and those of an epoch lack what a worker that is lost has counted",

@@ -274,6 +274,23 @@ def test_metrics_that_are_too_large_to_be_sent_are_named_if_there_are_several_gr
     assert caplog.text.count("the metrics of large hold more than 65536 numbers") == warnings
 
 
+@pytest.mark.parametrize(("groups", "share", "warnings"), [(1, None, 0), (1, 0.5, 1), (2, None, 1)])
+def test_unlisted_metrics_that_are_too_large_to_be_sent_are_named_if_there_are_several_workers(
+    caplog, monkeypatch, groups, share, warnings
+):
+    monkeypatch.setattr(metric_variables, "SyncOnReadVariable", object)
+    listed, large = (SimpleNamespace(_value=None, path=name, shape=tf.TensorShape([size]))
+                     for name, size in (("loss/total", 1), ("confusion/counts", 90_000)))  # fmt: skip
+    metric, strategy = SimpleNamespace(variables=[listed]), SimpleNamespace(worker_groups=[None] * groups)
+    model = SimpleNamespace(name="large", metrics=[metric], distribute_strategy=strategy, metrics_variables=[listed])
+    model._flatten_layers = list
+    replica = replica_context.Replica(strategy, 0, share)
+    replica.assigned[id(large)] = large
+    with replica_context.entered(replica), caplog.at_level("WARNING", logger="tfdist"):
+        assert metric_variables.to_send(model) == metric_variables.to_send(model) == ([listed], [])
+    assert caplog.text.count("lacks (confusion/counts, ...), hold more than 65536 numbers") == warnings
+
+
 def test_a_step_that_returns_nothing_has_no_logs():
     logs = MetricLogs(SimpleNamespace(metrics=[], metrics_variables=[], _flatten_layers=list, get_metrics_result=dict))
 
