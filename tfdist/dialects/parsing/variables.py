@@ -13,7 +13,7 @@ _ASSIGNED = re.compile(r"(?<![\w$-])([A-Za-z_]\w*)(?:\[[^\]\n]{0,99}\])?(?:\+|:)
 MAX_EXPANDED = 1_000_000
 """Characters of values that a script gets: a hostile one could use a long value a million times."""
 
-_SAID = re.compile(r"^[ \t]*(?:echo[ \t][^\n;|&]*|#[^\n]*)", re.ASCII | re.MULTILINE)
+_SAID = re.compile(r"""^[ \t]*(?:echo[ \t][^\n;|&]*|#[^\n]*)|(?<!\S)#[^\n"'`#]{0,100}$""", re.ASCII | re.MULTILINE)
 _SETS = re.compile(
     r"\b(?:for|select|read|unset|getopts|mapfile|readarray|let|printf[ \t]+-v"
     r"|(?:local|declare|typeset)(?![ \t]+(?:-[agrx]+[ \t]+)*[A-Za-z_]\w*=))[ \t]([^\n;|&]*)",
@@ -55,9 +55,10 @@ class Literals:
 
     def __init__(self, text: str, known: Mapping[str, str]) -> None:
         counts: dict[str, int] = {}
-        for match in _ASSIGNED.finditer(_SAID.sub("", text)):
+        done = _SAID.sub("", text)
+        for match in _ASSIGNED.finditer(done):
             counts[match[1]] = counts.get(match[1], 0) + 1
-        changes = _SETS.findall(text) + [text for text in _ARITHMETIC.findall(text) if _CHANGES.search(text)]
+        changes = _SETS.findall(done) + [text for text in _ARITHMETIC.findall(text) if _CHANGES.search(text)]
         changed = {name for change in changes for name in _NAME.findall(change)}
         self._once = {name for name, count in counts.items() if count == 1} - changed
         self._values: dict[str, str] = {}
