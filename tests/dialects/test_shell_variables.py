@@ -83,6 +83,18 @@ def test_other_variables_are_refused(before: str) -> None:
         tfdist.read(f"{before}\nmpirun -np $N python x")
 
 
+def test_a_variable_whose_default_is_a_program_is_a_program() -> None:
+    assert tfdist.read("torchrun --nproc_per_node=4 ${1:-train.py} $2").describe() == "4 workers"
+    for word in ("${1:-x}", "${1:--x.py}", "${1:-a b.py}"):
+        with pytest.raises(ClusterError, match="is a shell variable among the options"):
+            tfdist.read(f"torchrun --nproc_per_node=4 {word}")
+
+
+def test_a_file_that_a_script_names_and_that_is_missing_is_said_with_the_line() -> None:
+    with pytest.raises(ClusterError, match="<text>:2: missing: there is no such file"):
+        tfdist.read("cd /\naccelerate launch --config_file missing x.py")
+
+
 def test_a_shell_gets_what_is_exported() -> None:
     for before in ("N=4", "[ $A ] && export N=4", "export N=$(nproc)", "N=4\nf() {\nexport N\n}"):
         with pytest.raises(ClusterError, match="'\\$N' has a shell variable"):
