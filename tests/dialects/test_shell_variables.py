@@ -85,6 +85,11 @@ def test_other_variables_are_refused(before: str) -> None:
 
 def test_a_variable_whose_default_is_a_program_is_a_program() -> None:
     assert tfdist.read("torchrun --nproc_per_node=4 ${1:-train.py} $2").describe() == "4 workers"
+    chosen = "if [ $A ]; then\nS=./a.py\nfi\nexport S=${S:=../b.py}\ntorchrun --nproc_per_node=4 $S"
+    assert tfdist.read(chosen).describe() == "4 workers"
+    for instead in ("-n.py", '"--nnodes 2 a.py"', "$1"):
+        with pytest.raises(ClusterError, match="is a shell variable among the options"):
+            tfdist.read(chosen.replace("./a.py", instead))
     for word in ("${1:-x}", "${1:--x.py}", "${1:-a b.py}"):
         with pytest.raises(ClusterError, match="is a shell variable among the options"):
             tfdist.read(f"torchrun --nproc_per_node=4 {word}")
