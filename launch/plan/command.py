@@ -94,6 +94,9 @@ def _run(given: Arguments) -> int:
     price = prices.read(values["prices"].value) if values["prices"].value is not None else None
     cost = None if price is None else lambda option: price.per_hour(option, machines)
     if cost is not None:
+        if machines.assumed:
+            who = " and ".join(machines.assumed)
+            _say(f"prices: {who} count as {prices.DEFAULT_MACHINE}, because no machine type is given for them")
         for option in candidates(request):
             cost(option)  # Before the measurement: a price may be missing.
     if values["to"].value is not None:

@@ -26,6 +26,7 @@ from tfdist.launch.plan import window
 from tfdist.launch.plan.configurations import Configuration, everyone
 from tfdist.launch.plan.processor_time import ProcessorTime
 from tfdist.launch.terminal.output import last_lines
+from tfdist.launch.terminal.terminal_text import shown
 from tfdist.planner.measurement import Measurement, Run
 from tfdist.process_cluster import MEASURED
 from tfdist.strategies.checkpoint.environment import FOLDER as BACKUP_FOLDER
@@ -181,9 +182,10 @@ class Probe:
                 log.write(event.data)
 
     def _too_few(self, folder: Path, configuration: Configuration, fit: window.Fit | None) -> str:
+        """Returns why there are too few steps. Shows the last lines of a program that has failed."""
         ended = self._ended.get(configuration.reporter)
         if fit is None and ended is not None:
-            reason = f"has ended without a step of fit ({ended.cause})"
+            reason = f"has ended without a step of fit under tfdist.strategy(), which is what is measured ({ended.cause})"
         elif fit is None:
             reason = f"made no step of fit within {self._seconds:.0f} s; try more (--seconds), if it loads data for so long"
         elif fit.batch is None:
@@ -192,14 +194,12 @@ class Probe:
             reason = f"has ended after too few steps of fit ({ended.cause})"
         else:
             reason = f"made too few steps of fit within {self._seconds:.0f} s; try more (--seconds)"
-        last = _last(folder, configuration)
-        return f"the program {reason}" + (f"; its last line: {last}" if last else "")
-
-
-def _last(folder: Path, configuration: Configuration) -> str:
-    """Returns the last line that the reporting task has printed."""
-    lines = last_lines(folder / f"{configuration.reporter}.log")
-    return lines[-1].strip() if lines else ""
+        lines = [shown(line, colors=False) for line in last_lines(folder / f"{configuration.reporter}.log")]
+        if lines and ended is not None and ended.code:
+            for line in ("the last lines of the program:", *(f"  {line}" for line in lines)):
+                self._say(line)
+            lines = []
+        return f"the program {reason}" + (f"; its last line: {lines[-1].strip()}" if lines else "")
 
 
 @contextmanager

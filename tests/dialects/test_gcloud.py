@@ -31,6 +31,17 @@ def test_a_scale_tier_or_machines() -> None:
     assert tfdist.read(f"{SUBMIT} --job-dir=$DIR").job_dir is None
 
 
+def test_flags_may_stand_before_the_command() -> None:
+    for line in (
+        SUBMIT.replace("gcloud", "gcloud --project=$P -q"),
+        SUBMIT.replace("gcloud", "gcloud --project p beta"),
+        SUBMIT.replace("jobs", "--verbosity debug jobs"),
+    ):
+        assert tfdist.read(f"{line} --scale-tier STANDARD_1") == tfdist.read("STANDARD_1")
+    pool = "--worker-pool-spec=machine-type=n1-standard-4,replica-count={}"
+    assert tfdist.read(f"{CREATE.replace('=x', ' beta')} {pool.format(1)} {pool.format(2)}").describe() == "1 chief, 2 workers"
+
+
 def test_flags_win_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text(

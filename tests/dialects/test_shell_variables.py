@@ -25,6 +25,7 @@ KNOWN = [
     ("case $1 in\na) M=4;;\nesac\nN=3\nmpirun -np $N python x", "3 workers"),
     ("f() { echo hi; }\nN=4\nf\nmpirun -np $N python x", "4 workers"),
     ("# N=3\nN=4\necho N=$N\nmpirun -np $N python x", "4 workers"),
+    ("# for N=2 nodes\nN=4  # let N be 8, or N=2\necho starts for N=$N\nmpirun -np $N python x", "4 workers"),
     ("N=4\nsource venv/bin/activate\nmpirun -np $N python x", "4 workers"),
     ("A=(-np 8 -H a:4,b:4)\nhorovodrun ${A[@]} python x", "8 workers"),
     ('A=(\n  -np 8  # all\n  -H a:4,b:4\n)\nhorovodrun "${A[@]}" python x', "8 workers"),
@@ -54,7 +55,9 @@ UNKNOWN = {
     "it is set for one command": "N=4 python y",
     "it is set in a here-document": "cat > y <<EOF\nN=4\nEOF",
     "it is set twice": "N=4\nN=5",
+    "it is set twice, after a text with #": "A='b # c'; N=4\nB='b # c'; N=5",
     "it is read": "N=4\nread N",
+    "it is counted in echo": "N=4\necho $((N++))",
     "it is counted": "N=4\n((N++))",
     "it is unset": "N=4\nunset N",
     "it is a command's output": "N=$(nproc)",
@@ -78,6 +81,23 @@ def test_literals_that_are_set_once_are_expanded(script: str, cluster: str) -> N
 def test_other_variables_are_refused(before: str) -> None:
     with pytest.raises(ClusterError, match="'\\$N' has a shell variable, and only literals that are set once are expanded"):
         tfdist.read(f"{before}\nmpirun -np $N python x")
+
+
+def test_a_variable_whose_default_is_a_program_is_a_program() -> None:
+    assert tfdist.read("torchrun --nproc_per_node=4 ${1:-train.py} $2").describe() == "4 workers"
+    chosen = "if [ $A ]; then\nS=./a.py\nfi\nexport S=${S:=../b.py}\ntorchrun --nproc_per_node=4 $S"
+    assert tfdist.read(chosen).describe() == "4 workers"
+    for instead in ("-n.py", '"--nnodes 2 a.py"', "$1"):
+        with pytest.raises(ClusterError, match="is a shell variable among the options"):
+            tfdist.read(chosen.replace("./a.py", instead))
+    for word in ("${1:-x}", "${1:--x.py}", "${1:-a b.py}"):
+        with pytest.raises(ClusterError, match="is a shell variable among the options"):
+            tfdist.read(f"torchrun --nproc_per_node=4 {word}")
+
+
+def test_a_file_that_a_script_names_and_that_is_missing_is_said_with_the_line() -> None:
+    with pytest.raises(ClusterError, match="<text>:2: missing: there is no such file"):
+        tfdist.read("cd /\naccelerate launch --config_file missing x.py")
 
 
 def test_a_shell_gets_what_is_exported() -> None:

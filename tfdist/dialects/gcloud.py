@@ -85,7 +85,7 @@ def parse_command(words: list[str], source: Source) -> Cluster:
         UnstatedError: for other commands of gcloud.
         ClusterError: for bad flags, and for a bad file of `--config`.
     """
-    parts = [word for word in words[1:] if word not in ("alpha", "beta")]
+    parts = _command_first(words[1:])
     readers: dict[tuple[str, ...], Callable[[list[str], Source], Cluster]] = {_CREATE: _custom_job}
     if parts[:1] and parts[0] in _PLATFORM:
         readers = {_SUBMIT: _training, _LOCAL: _local}
@@ -101,6 +101,20 @@ def parse_command(words: list[str], source: Source) -> Cluster:
             "ai-platform jobs submit training, gcloud ai-platform local train, or gcloud ai custom-jobs create"
         ).args
     )
+
+
+def _command_first(words: list[str]) -> list[str]:
+    """Returns the words with those of the command first, and without `beta`: `--project=p beta ai custom-jobs create`."""
+    command: list[str] = []
+    flags: list[str] = []
+    position = 0
+    while position < len(words) and len(command) < 1 + len(_SUBMIT) and (word := words[position]) != "--":
+        is_flag = word.startswith("-")
+        count = 2 if is_flag and word.lstrip("-") in _VALUED else 1
+        if is_flag or word not in ("alpha", "beta") or command:
+            (flags if is_flag else command).extend(words[position : position + count])
+        position += count
+    return [*command, *flags, *words[position:]]
 
 
 def _training(words: list[str], source: Source) -> Cluster:

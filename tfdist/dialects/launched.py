@@ -35,7 +35,7 @@ def read_launches(launched: Launched, tasks: int = 1) -> Described:
         except UnplacedError as error:
             unplaced.append(error)
         except ClusterError as error:
-            faults.append(error)
+            faults.append(_with_line(error, launch, launched))
     if unplaced and not described and not faults and all(other.outline == unplaced[0].outline for other in unplaced):
         raise unplaced[0]
     faults += [ClusterError(*error.args) for error in unplaced]
@@ -49,6 +49,12 @@ def read_launches(launched: Launched, tasks: int = 1) -> Described:
     if faults:
         which = f"start several jobs, and one of them cannot be read ({str(faults[0]).partition(': ')[2][:150]})"
     raise launched.source.error(f"the commands in {where} {which}; give only one of them")
+
+
+def _with_line(error: ClusterError, launch: Launch, launched: Launched) -> ClusterError:
+    """Returns the error with the line of the script; as it is, if it names the script itself and not a file that this names."""
+    is_of_file = launched.has_lines and not str(error).startswith(launched.source.name)
+    return launched.source.error(str(error), line=launch.line) if is_of_file else error
 
 
 def _read(launch: Launch, launched: Launched, tasks: int) -> Described:

@@ -26,20 +26,24 @@ class Machines:
         ps: of ps with machines of their own.
         chief: of a chief with a machine of its own.
         has_chief: whether there is one. It then is the single process, and trains with the workers where no ps serve.
+        assumed: whose type is `DEFAULT_MACHINE` because the description names none: "workers", "ps".
     """
 
     worker: str = DEFAULT_MACHINE
     ps: str = DEFAULT_MACHINE
     chief: str = DEFAULT_MACHINE
     has_chief: bool = False
+    assumed: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, cluster: Cluster | None) -> "Machines":
         """Returns those of a cluster; defaults for what it leaves open."""
         types = {} if cluster is None else {task.job: task.machine_type for task in cluster.tasks if task.machine_type}
-        worker = types.get("worker") or types.get("chief") or DEFAULT_MACHINE
+        worker, ps = types.get("worker") or types.get("chief"), types.get("ps")
         has_chief = cluster is not None and bool(cluster.job("chief"))
-        return cls(worker, types.get("ps") or DEFAULT_MACHINE, types.get("chief") or worker, has_chief)
+        assumed = tuple(name for name, known in (("workers", worker), ("ps", ps)) if known is None)
+        worker, ps = worker or DEFAULT_MACHINE, ps or DEFAULT_MACHINE
+        return cls(worker, ps, types.get("chief") or worker, has_chief, assumed)
 
 
 def cores(name: str) -> int | None:

@@ -371,6 +371,15 @@ def test_a_chief_alone_has_a_machine_of_its_own_beside_ps(plan, tmp_path):
     assert served and all(each["machines"] == 2 + each["ps"] == each["cost_per_hour"] for each in served)
 
 
+def test_machine_types_that_prices_assume_are_said(plan, tmp_path):
+    (tmp_path / "prices.json").write_text('{"n1-standard-4": 1, "n1-highcpu-8": 1}')
+    words = ["--from", "m.json", "--prices", "prices.json", "--rows", "1"]
+    said = "prices: workers and ps count as n1-standard-4, because no machine type is given for them"
+    assert said in plan(*words, "-n", "4")[2]
+    assert said in plan(*words, "--machines", "2")[2]
+    assert "count as" not in plan(*words, "--tier", "STANDARD_1")[2]
+
+
 def test_a_model_without_variables_that_train_is_not_measured(tmp_path, monkeypatch):
     begun = probe.Probe(Program(script="train.py"), configurations.ALL[:1], 1, Synchronization())
     processor = ProcessorTime()

@@ -64,9 +64,19 @@ def test_a_program_that_ends_early_is_not_one_that_is_slow():
         here, configurations.ALL[0], None
     )
     early._ended["worker:0"] = Exited("worker:0", 1)
-    assert "the program has ended without a step of fit (it exited with 1)" in early._too_few(here, configurations.ALL[0], None)
+    reason = "the program has ended without a step of fit under tfdist.strategy(), which is what is measured (it exited with 1)"
+    assert reason in early._too_few(here, configurations.ALL[0], None)
     assert "has ended after too few steps of fit (it exited with 1)" in early._too_few(here, configurations.ALL[0], some)
     assert "gives fit data of unknown batch size" in early._too_few(here, configurations.ALL[0], unknown)
+
+
+def test_the_last_lines_of_a_program_that_failed_are_shown(tmp_path):
+    said = []
+    failed = probe.Probe(Program(script="train.py"), configurations.ALL, 1, Synchronization(), say=said.append)
+    failed._ended["worker:0"] = Exited("worker:0", 1)
+    (tmp_path / "worker:0.log").write_text("ValueError: \x1b[1mInput 0\x1b[0m is wrong\n  * mask=None\n")
+    assert failed._too_few(tmp_path, configurations.ALL[0], None).endswith("(it exited with 1)")
+    assert said == ["the last lines of the program:", "  ValueError: Input 0 is wrong", "    * mask=None"]
 
 
 def test_why_a_later_configuration_is_not_measured_is_said(tmp_path, monkeypatch):

@@ -11,7 +11,9 @@ from tfdist.errors import ClusterError, Source, nearest
 from tfdist.rank_info import UnplacedError
 
 _ONLY_VARIABLE = re.compile(
-    r"\$(?:\w+|[@*]|\{[^}]*\})|(?:\$\((?!which |command -v )|`(?!which ))(?!.*[)`]/[^)`]*\Z).*", re.ASCII | re.DOTALL
+    r"\$(?:\w+|[@*]|\{(?!\w+:?-(?!-)[^} ]+\.py\})[^}]*\})"
+    r"|(?:\$\((?!which |command -v )|`(?!which ))(?!.*[)`]/[^)`]*\Z).*",
+    re.ASCII | re.DOTALL,
 )
 
 
@@ -126,7 +128,10 @@ def check_single(program: Sequence[str], source: Source) -> None:
 
 
 def is_variable(word: str) -> bool:
-    """Returns whether a word is nothing but a shell variable. `$DIR/train.py` and `$(pwd)/train.py` are programs."""
+    """Returns whether a word is nothing but a shell variable.
+
+    `$DIR/train.py`, `$(pwd)/train.py` and `${1:-train.py}` are programs.
+    """
     return _ONLY_VARIABLE.fullmatch(word) is not None
 
 

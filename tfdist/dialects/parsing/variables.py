@@ -10,10 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
 _ASSIGNED = re.compile(r"(?<![\w$-])([A-Za-z_]\w*)(?:\[[^\]\n]{0,99}\])?(?:\+|:)?=", re.ASCII)
+_PROGRAM = re.compile(
+    r"""(?<![\w$-])([A-Za-z_]\w*)=["']?(?:\$\{\1:?[-=])?([\w./][\w./-]{0,200}\.py)\}?["']?(?=[\s;&|)]|\Z)""", re.ASCII
+)
+"""`S=train.py`, `S=${S:-train.py}`: a variable that only such assignments set is a program, whichever it is."""
 MAX_EXPANDED = 1_000_000
 """Characters of values that a script gets: a hostile one could use a long value a million times."""
 
-_SAID = re.compile(r"^[ \t]*(?:echo[ \t][^\n;|&]*|#[^\n]*)", re.ASCII | re.MULTILINE)
+_SAID = re.compile(r"""^[ \t]*(?:echo[ \t][^\n;|&]*|#[^\n]*)|(?<!\S)#[^\n"'`#]{0,100}$""", re.ASCII | re.MULTILINE)
 _SETS = re.compile(
     r"\b(?:for|select|read|unset|getopts|mapfile|readarray|let|printf[ \t]+-v"
     r"|(?:local|declare|typeset)(?![ \t]+(?:-[agrx]+[ \t]+)*[A-Za-z_]\w*=))[ \t]([^\n;|&]*)",
@@ -55,12 +59,15 @@ class Literals:
 
     def __init__(self, text: str, known: Mapping[str, str]) -> None:
         counts: dict[str, int] = {}
-        for match in _ASSIGNED.finditer(_SAID.sub("", text)):
+        done = _SAID.sub("", text)
+        for match in _ASSIGNED.finditer(done):
             counts[match[1]] = counts.get(match[1], 0) + 1
-        changes = _SETS.findall(text) + [text for text in _ARITHMETIC.findall(text) if _CHANGES.search(text)]
+        changes = _SETS.findall(done) + [text for text in _ARITHMETIC.findall(text) if _CHANGES.search(text)]
         changed = {name for change in changes for name in _NAME.findall(change)}
         self._once = {name for name, count in counts.items() if count == 1} - changed
         self._values: dict[str, str] = {}
+        others = {match[1] for match in _ASSIGNED.finditer(_PROGRAM.sub("", done))} | changed
+        self._programs = {match[1]: match[2] for match in _PROGRAM.finditer(done) if match[1] not in others}
         # Those that are set where the script runs, unless it changes them itself.
         self._known = {name: value for name, value in known.items() if name not in counts and name not in changed}
         self._arrays: dict[str, list[str]] = {}
@@ -88,6 +95,7 @@ class Literals:
                 break
         if words and words[0] in _SOURCES and not _HARMLESS.search(" ".join(words)):
             self._values.clear()
+            self._programs.clear()
             self._arrays.clear()
             self.exported.clear()
         if self._open or before in _DEPENDS or behind in ("|", "&", "("):
@@ -131,7 +139,7 @@ class Literals:
         return _PRODUCT.sub(self._product, _USE.sub(self._value, text)) if "$" in text else text
 
     def _get(self, name: str, otherwise: str) -> str:
-        return self._values.get(name, self._known.get(name, otherwise))
+        return self._values.get(name, self._known.get(name, self._programs.get(name, otherwise)))
 
     def _value(self, match: re.Match[str]) -> str:
         name, place = match[1] or match[3], match[2]

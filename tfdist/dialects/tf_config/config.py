@@ -77,7 +77,7 @@ def from_object(value: object) -> dict[str, Any] | None:
     config: dict[str, Any] = {"cluster": cluster_spec().as_dict()}
     task_type, rpc_layer = getattr(value, "task_type", None), getattr(value, "rpc_layer", None)
     if task_type:
-        config["task"] = {"type": task_type, "index": getattr(value, "task_id", None) or 0}
+        config["task"] = {"type": task_type, "index": getattr(value, "task_id", None)}
     if rpc_layer:
         config["rpc_layer"] = rpc_layer
     return config
@@ -269,10 +269,15 @@ class _Reader:
         if not tasks and (task is None or task in (("chief", 0), ("worker", 0))):
             if self.is_bare:
                 raise self.error("the specification has no tasks; it needs at least a chief or a worker")
+            named = self._mapping("cluster")
+            if named and (task is None or task[0] in named):
+                raise self.error("no job in it has a task; add addresses, or give an empty `cluster` for one task", "cluster")
             foreign = [key for key in self.config if key not in _KEYS | _OTHER_KEYS]
             if task is None and foreign and not self.document.from_environment:
                 raise self.error(f"`cluster` is empty, and {shown(foreign[0], 30)} is no key of TF_CONFIG; is this TF_CONFIG?")
             return [Task(*(task or ("chief", 0)))]
+        if task is not None and len(jobs.get(task[0], ())) > 1 and self._mapping("task").get("index") is None:
+            raise self.error(f"there are {len(jobs[task[0]])} {task[0]} tasks; add the index of this one", "task", "index")
         if task is not None and task not in [(entry.job, entry.index) for entry in tasks]:
             self._check_missing_task(tasks, *task)
             # Vertex AI, AI Platform and gcloud keep evaluators out of `cluster`.
