@@ -245,20 +245,6 @@ def test_take_fails_on_rows_that_do_not_exist(index):
         ops.take(split(values(6, 4), 0), np.array([1, index]), axis=0)
 
 
-@pytest.mark.parametrize("kernel_axis, axis", [(3, 3), (2, None)])
-def test_convolutions(kernel_axis, axis):
-    images, kernel = values(2, 5, 5, 4), values(3, 3, 4, 6)
-    expected = ops.conv(images, kernel, padding="same")
-    equal(ops.conv(images, split(kernel, kernel_axis), padding="same"), expected, axis)
-    equal(ops.conv(split(images, 3), split(kernel, kernel_axis), padding="same"), expected, axis)
-
-
-@pytest.mark.parametrize("kernel, axis", [((4, 3, 4, 6), 0), ((3, 3, 2, 6), 3)])
-def test_convolutions_that_cannot_compute_on_parts_are_refused(kernel, axis):
-    with pytest.raises(ValueError, match="cannot compute on shards"):
-        ops.conv(values(2, 5, 5, 4), split(values(*kernel), axis))
-
-
 def test_heads_of_attention_stay_apart():
     tensors = [values(2, 5, 4, 3) for _ in range(3)]
     mask = RNG.random((2, 4, 5, 5)) > 0.3
