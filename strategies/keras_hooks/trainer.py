@@ -150,6 +150,7 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
     hooks = hooks_of(model._distribute_strategy)
     if hooks is not None:
         _adopt(model)
+        build_scope.check_weights(model, model.distribute_strategy)  # Before the optimizer makes slots for them.
     has_call = has_own_call(model)
     if hooks is not None and iterator is not None:
         iterator, data_batch = None, None if _is_complete(model, has_call) else _example_batch(hooks, iterator)

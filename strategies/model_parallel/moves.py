@@ -111,6 +111,14 @@ def item(x: SplitTensor, key: Any) -> Any:
     return found.whole()[tuple(keys)] if isinstance(found, SplitTensor) else found[tuple(keys)]
 
 
+def split(x: SplitTensor, num_or_size_splits: Any, axis: int = 0, num: int | None = None, name: Any = None) -> list[Any]:
+    """Returns `tf.split` of a split tensor, split along the other axes."""
+    if axis % x.rank == x.axis:
+        return list(tf.split(x.whole(), num_or_size_splits, axis, num))
+    pieces = x.each(lambda _, part: tf.split(part, num_or_size_splits, axis, num))
+    return [x.with_parts(parts) for parts in zip(*pieces, strict=True)]
+
+
 def broadcast_to(x: SplitTensor, shape: Any, name: Any = None) -> Any:
     """Returns `tf.broadcast_to` of a split tensor, split."""
     rank = shape.shape[0] if isinstance(shape, tf.Tensor) else len(shape)
@@ -205,6 +213,7 @@ def _getitem(x: SplitTensor, key: Any) -> Any:
 MOVES: dict[Callable[..., Any], Callable[..., Any]] = {
     tf.shape: shape_of,
     tf.slice: sliced,
+    tf.split: split,
     tf.broadcast_to: broadcast_to,
     tf.expand_dims: expand_dims,
     tf.squeeze: squeeze,

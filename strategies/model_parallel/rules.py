@@ -12,9 +12,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.model_parallel import moves, nested
+from tfdist.strategies.model_parallel import convolutions, moves, nested
 from tfdist.strategies.model_parallel.lookups import table
-from tfdist.strategies.model_parallel.split_tensor import SplitTensor, elementwise, operand, whole
+from tfdist.strategies.model_parallel.split_tensor import SplitTensor, elementwise, operand, parts_along, whole
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.variable_base import take_rows
 
@@ -24,6 +24,7 @@ Operation = Callable[..., Any]
 def install() -> None:
     """Puts the rules in front of Keras' operations. Calling it again does nothing."""
     nested.install()
+    convolutions.install()
     for name, point in patches.BINARY_OPERATIONS.items():
         point.patch(_add if name == "add" else _binary)
     for point in patches.UNARY_OPERATIONS.values():
@@ -34,7 +35,6 @@ def install() -> None:
     patches.TAKE.patch(_take)
     patches.TRANSPOSE.patch(transpose)
     patches.RESHAPE.patch(_reshape)
-    patches.CONV.patch(_conv)
     patches.SIGMOID.patch(_sigmoid)
     patches.SOFTMAX.patch(_softmax)
     patches.ATTENTION.patch(_attention)
@@ -77,12 +77,12 @@ def matmul(original: Operation, x1: Any, x2: Any) -> Any:
     if isinstance(x2, SplitTensor) and x2.rank > 1:
         rank, place, parts = len(x1.shape), x2.axis - x2.rank, None  # From the right, as stacks of matrices are broadcast.
         if place == -2:  # By rows: the products are partial sums.
-            summed = _parts_along(x1, rank - 1, x2)
+            summed = parts_along(x1, rank - 1, x2)
             return x2.added(lambda number, part: original(summed[number], part))
         if place == -1 or rank < -place or x1.shape[place] == 1:  # By columns, or one factor for all matrices of a stack.
             parts = x2.shared(whole(x1))
         elif x1.shape[place] == x2.shape[place]:
-            parts = _parts_along(x1, rank + place, x2)
+            parts = parts_along(x1, rank + place, x2)
         if parts is not None:
             axis = max(rank, x2.rank) + place - (rank == 1 and place == -1)
             return x2.on_parts(lambda number, part: original(parts[number], part), axis=axis)
@@ -106,7 +106,7 @@ def einsum(original: Operation, subscripts: str, *operands: Any, **kwargs: Any) 
     leader = variables[0] if variables else next(i for i, value in enumerate(values) if isinstance(value, SplitTensor))
     letter = letters[leader][values[leader].axis]
     parts = [
-        _parts_along(value, own.index(letter), values[leader]) if letter in own else values[leader].shared(whole(value))
+        parts_along(value, own.index(letter), values[leader]) if letter in own else values[leader].shared(whole(value))
         for value, own in zip(values, letters, strict=True)
     ]
     equation = f"{','.join(letters)}->{result}"
@@ -168,27 +168,6 @@ def _reshape(original: Operation, x: Any, newshape: Any) -> Any:
     return original(x.whole(), newshape) if found is None else found
 
 
-def _conv(original: Operation, inputs: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
-    inputs, kernel = operand(inputs), operand(kernel)
-    if not isinstance(kernel, SplitTensor):
-        return original(whole(inputs), kernel, *args, **kwargs)
-    rank = len(inputs.shape)
-    data_format = kwargs.get("data_format") or (args[2] if len(args) > 2 else None) or "channels_last"
-    channels = 1 if data_format == "channels_first" else rank - 1
-    if kernel.axis == kernel.rank - 1:
-        if kernel.shape[-2] == inputs.shape[channels]:  # No groups.
-            pixels = kernel.shared(whole(inputs))
-            return kernel.on_parts(lambda number, part: original(pixels[number], part, *args, **kwargs), axis=channels)
-    elif kernel.axis == kernel.rank - 2 and kernel.shape[-2] == inputs.shape[channels]:
-        parts = _parts_along(inputs, channels, kernel)
-        return kernel.added(lambda number, part: original(parts[number], part, *args, **kwargs))
-    raise ValueError(
-        f"a convolution with a kernel of shape {kernel.shape}, {inputs.shape[channels]} channels and shards along axis "
-        f"{kernel.axis} cannot compute on shards; shard it along its last axis (filters) or the one before (channels), "
-        "without groups"
-    )
-
-
 def _sigmoid(original: Operation, x: Any) -> Any:
     """Gives the result of a whole tensor its logits, as Keras does, for a loss that uses them; not that of a variable."""
     value = operand(x)
@@ -237,11 +216,3 @@ def _dropout(original: Operation, inputs: Any, rate: float, noise_shape: Any = N
     shape = tf.tensor_scatter_nd_update(tf.shape(part), [[inputs.axis]], [part.shape[inputs.axis] * inputs.count])
     ones = tf.ensure_shape(tf.ones(shape, part.dtype), inputs.shape)
     return elementwise(tf.multiply, inputs, original(ones, rate, noise_shape, seed))
-
-
-def _parts_along(value: Any, axis: int, split: SplitTensor) -> Any:
-    """Returns the parts of a tensor along an axis that meet those of `split`; its own parts if it is split there."""
-    if isinstance(value, SplitTensor) and value.axis == axis and split.meets(value):
-        return value.parts
-    dense = tf.sparse.to_dense(value) if isinstance(value, tf.SparseTensor) else tf.convert_to_tensor(whole(value))
-    return split.cut(dense, axis)

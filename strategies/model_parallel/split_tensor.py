@@ -179,6 +179,14 @@ def own_pieces(value: Any, count: int, axis: int, own: range) -> list[Any]:
     return list(tf.split(value, count, axis=axis)[own.start : own.stop])
 
 
+def parts_along(value: Any, axis: int, split: SplitTensor) -> Any:
+    """Returns the parts of a tensor along an axis that meet those of `split`; its own parts if it is split there."""
+    if isinstance(value, SplitTensor) and value.axis == axis and split.meets(value):
+        return value.parts
+    dense = tf.sparse.to_dense(value) if isinstance(value, tf.SparseTensor) else tf.convert_to_tensor(whole(value))
+    return split.cut(dense, axis)
+
+
 def elementwise(function: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:
     """Applies an elementwise function of two tensors, of which one or both are split, with broadcasting.
 

@@ -115,6 +115,11 @@ def _reshape(tensor: Any, shape: Any, name: Any = None) -> Any:
     return _NOT_SUPPORTED if found is None else found
 
 
+def _split(value: Any, num_or_size_splits: Any, axis: int = 0, num: Any = None, name: Any = None) -> Any:
+    value = operand(value)
+    return _NOT_SUPPORTED if axis % value.rank == value.axis else moves.split(value, num_or_size_splits, axis, num)
+
+
 def _l2_loss(t: Any, name: Any = None) -> Any:
     return operand(t).added(lambda _, part: tf.nn.l2_loss(part))
 
@@ -128,6 +133,7 @@ _BY_NAME: dict[Any, Callable[..., Any]] = {
     **{function: _elementwise(function) for function in (*UNARY, *_ELEMENTWISE, *moves.MOVES)},
     tf.concat: _concat,
     tf.reshape: _reshape,
+    tf.split: _split,
     tf.matmul: _matmul,
     tf.tensordot: _tensordot,
     tf.einsum: _einsum,

@@ -209,6 +209,21 @@ TAKE = PatchPoint(keras_numpy, "take", "x, indices, axis", "As BINARY_OPERATIONS
 TRANSPOSE = PatchPoint(keras_numpy, "transpose", "x, axes", "As BINARY_OPERATIONS.")
 RESHAPE = PatchPoint(keras_numpy, "reshape", "x, newshape", "As BINARY_OPERATIONS.")
 CONV = PatchPoint(keras_nn, "conv", "inputs, kernel, strides, padding, data_format, dilation_rate", "As BINARY_OPERATIONS.")
+DEPTHWISE_CONV = PatchPoint(
+    keras_nn, "depthwise_conv", "inputs, kernel, strides, padding, data_format, dilation_rate", "As BINARY_OPERATIONS."
+)
+SEPARABLE_CONV = PatchPoint(
+    keras_nn,
+    "separable_conv",
+    "inputs, depthwise_kernel, pointwise_kernel, strides, padding, data_format, dilation_rate",
+    "As BINARY_OPERATIONS.",
+)
+CONV_TRANSPOSE = PatchPoint(
+    keras_nn,
+    "conv_transpose",
+    "inputs, kernel, strides, padding, output_padding, data_format, dilation_rate",
+    "As BINARY_OPERATIONS.",
+)
 SIGMOID = PatchPoint(keras_nn, "sigmoid", "x", "As BINARY_OPERATIONS.")
 SOFTMAX = PatchPoint(keras_nn, "softmax", "x, axis", "As BINARY_OPERATIONS.")
 ATTENTION = PatchPoint(

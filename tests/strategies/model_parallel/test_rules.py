@@ -184,6 +184,9 @@ MOVES = {
     "axes joined before the parts": (lambda x: ops.reshape(x, (-1, 6)), 2, 1),
     "axes taken apart behind the parts": (lambda x: ops.reshape(x, (1, 2, 4, 2, 3)), 1, 2),
     "the axis of the parts taken apart": (lambda x: ops.reshape(x, (2, 4, 2, 3)), 2, None),
+    "a piece of several": (lambda x: ops.split(x, 2, axis=1)[1], 2, 2),
+    "a piece of a size": (lambda x: tf.split(x, [1, 3], 1)[1], 0, 0),
+    "a piece of the parts": (lambda x: ops.split(x, [2], axis=-1)[1], 2, None),
     "rows along another axis": (lambda x: ops.take(x, [[1, 0], [3, 3]], axis=1), 2, 3),
     "rows along another axis, behind the parts": (lambda x: ops.take(x, [1, 0, 3], axis=-2), 0, 0),
     "rows of three axes": (lambda x: ops.take(x, [[1, 0], [1, 1]], axis=0), 0, None),
@@ -243,20 +246,6 @@ def test_take_of_ragged_and_sparse_numbers_is_that_of_keras(axis, kind):
 def test_take_fails_on_rows_that_do_not_exist(index):
     with pytest.raises(tf.errors.InvalidArgumentError):
         ops.take(split(values(6, 4), 0), np.array([1, index]), axis=0)
-
-
-@pytest.mark.parametrize("kernel_axis, axis", [(3, 3), (2, None)])
-def test_convolutions(kernel_axis, axis):
-    images, kernel = values(2, 5, 5, 4), values(3, 3, 4, 6)
-    expected = ops.conv(images, kernel, padding="same")
-    equal(ops.conv(images, split(kernel, kernel_axis), padding="same"), expected, axis)
-    equal(ops.conv(split(images, 3), split(kernel, kernel_axis), padding="same"), expected, axis)
-
-
-@pytest.mark.parametrize("kernel, axis", [((4, 3, 4, 6), 0), ((3, 3, 2, 6), 3)])
-def test_convolutions_that_cannot_compute_on_parts_are_refused(kernel, axis):
-    with pytest.raises(ValueError, match="cannot compute on shards"):
-        ops.conv(values(2, 5, 5, 4), split(values(*kernel), axis))
 
 
 def test_heads_of_attention_stay_apart():

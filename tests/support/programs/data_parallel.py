@@ -276,7 +276,7 @@ def what_cannot_work_says_so(strategy):
             return tf.cond(tf.reduce_mean(data[1]) > 0, lambda: super(UpdatesIfLarge, self).train_step(data), lambda: LOGS)
 
     with strategy.scope():
-        lora = regression("sgd")
+        lora = regression("adam")
     lora.layers[0].enable_lora(2)
     outside = optimizers.SGD()
     outside.build([keras.Variable(np.zeros(1))])  # Else it would move into the scope.

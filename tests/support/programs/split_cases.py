@@ -318,13 +318,13 @@ def recurrent(inputs):
     return layers.Dense(4)(layers.GRU(8)(layers.SimpleRNN(8, return_sequences=True, unroll=True)(x)))
 
 
-@case({".*kernel": (None, "model")}, x={"sequences": SEQUENCES}, y={"recurrent_layers": Y[:40] % 4})
+@case({".*(kernel|gru_cell/bias)": (None, "model")}, x={"sequences": SEQUENCES}, y={"recurrent_layers": Y[:40] % 4})
 def recurrent_layers():
     return side_by_side({"sequences": keras.Input((6, 16))}, {"recurrent_layers": recurrent})
 
 
 @case(
-    {".*kernel": (None, "model"), "(.*/)?first": (None, "model"), "(.*/)?second": ("batch", None)},
+    {".*(kernel|gru_cell/bias)": (None, "model"), "(.*/)?first": (None, "model"), "(.*/)?second": ("batch", None)},
     x={"x": X[:40], "sequences": SEQUENCES},
     y=dict.fromkeys(
         ("functions_of_tensorflow", "functions_of_tensors", "recurrent_layers", "layouts_of_activations"), Y[:40] % 4

@@ -1,0 +1,111 @@
+"""Convolutions whose kernels are split over devices, along their filters, their channels or their groups. See `rules.py`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tfdist.strategies.model_parallel.split_tensor import SplitTensor, operand, parts_along, whole
+from tfdist.strategies.private_api import patches
+
+Operation = Callable[..., Any]
+
+
+def install() -> None:
+    """Puts the rules in front of Keras' convolutions. Calling it again does nothing."""
+    patches.CONV.patch(_conv)
+    patches.DEPTHWISE_CONV.patch(_depthwise_conv)
+    patches.SEPARABLE_CONV.patch(_separable_conv)
+    patches.CONV_TRANSPOSE.patch(_conv_transpose)
+
+
+def _conv(
+    original: Operation,
+    inputs: Any,
+    kernel: Any,
+    strides: Any = 1,
+    padding: Any = "valid",
+    data_format: Any = None,
+    dilation_rate: Any = 1,
+) -> Any:
+    inputs, kernel = operand(inputs), operand(kernel)
+    axes = {-1: "filters", -2: "channels"}
+    if isinstance(kernel, SplitTensor):
+        groups = inputs.shape[_channels(inputs, data_format)] // kernel.shape[-2]
+        if groups > 1:  # A device computes whole groups.
+            axes = {} if groups % kernel.count else {-1: "groups"}
+    return _computed(original, inputs, kernel, data_format, (strides, padding, data_format, dilation_rate), axes)
+
+
+def _depthwise_conv(
+    original: Operation,
+    inputs: Any,
+    kernel: Any,
+    strides: Any = 1,
+    padding: Any = "valid",
+    data_format: Any = None,
+    dilation_rate: Any = 1,
+) -> Any:
+    return _computed(original, inputs, kernel, data_format, (strides, padding, data_format, dilation_rate), {-2: "groups"})
+
+
+def _separable_conv(
+    original: Operation, inputs: Any, depthwise_kernel: Any, pointwise_kernel: Any, *args: Any, **kwargs: Any
+) -> Any:
+    kernels = operand(depthwise_kernel), operand(pointwise_kernel)
+    if not any(isinstance(kernel, SplitTensor) for kernel in kernels):
+        return original(whole(inputs), *kernels, *args, **kwargs)
+    by_channel = keras.ops.depthwise_conv(inputs, kernels[0], *args, **kwargs)
+    data_format = kwargs["data_format"] if "data_format" in kwargs else args[2] if len(args) > 2 else None
+    return keras.ops.conv(by_channel, kernels[1], data_format=data_format)
+
+
+def _conv_transpose(
+    original: Operation,
+    inputs: Any,
+    kernel: Any,
+    strides: Any = 1,
+    padding: Any = "valid",
+    output_padding: Any = None,
+    data_format: Any = None,
+    dilation_rate: Any = 1,
+) -> Any:
+    settings = (strides, padding, output_padding, data_format, dilation_rate)
+    return _computed(original, inputs, kernel, data_format, settings, {-2: "filters", -1: "channels"})
+
+
+def _computed(
+    original: Operation, inputs: Any, kernel: Any, data_format: str | None, settings: tuple[Any, ...], axes: dict[int, str]
+) -> Any:
+    """Returns a convolution.
+
+    Args:
+        original: computes it on whole tensors, given them and the settings.
+        inputs: the images.
+        kernel: the kernel.
+        data_format: the data format.
+        settings: the other arguments.
+        axes: axis of the kernel, from the right -> what it counts: "filters", for which a device needs all channels; "groups",
+            for which it needs theirs; "channels", of which it computes a partial sum.
+    """
+    inputs, kernel = operand(inputs), operand(kernel)
+    if not isinstance(kernel, SplitTensor):
+        return original(whole(inputs), kernel, *settings)
+    place, counted = _channels(inputs, data_format), axes.get(kernel.axis - kernel.rank)
+    if counted is None:
+        possible = " or ".join(f"axis {kernel.rank + axis} ({what})" for axis, what in axes.items())
+        raise ValueError(
+            f"a convolution with a kernel of shape {kernel.shape}, {inputs.shape[place]} channels and shards along axis "
+            f"{kernel.axis} cannot compute on shards; {'shard it along ' + possible if axes else 'leave it whole'}"
+        )
+    images = kernel.shared(whole(inputs)) if counted == "filters" else parts_along(inputs, place, kernel)
+
+    def on_part(number: int, part: Any) -> Any:
+        return original(images[number], part, *settings)
+
+    return kernel.added(on_part) if counted == "channels" else kernel.on_parts(on_part, axis=place)
+
+
+def _channels(inputs: Any, data_format: str | None) -> int:
+    """Returns the axis of the channels."""
+    return 1 if (data_format or keras.config.image_data_format()) == "channels_first" else len(inputs.shape) - 1
