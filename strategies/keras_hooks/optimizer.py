@@ -44,6 +44,11 @@ ELEMENTWISE = frozenset(
 """Optimizers that update each element by itself. Lamb, Muon, Adafactor and unknown optimizers need the whole variable."""
 
 
+def is_elementwise(optimizer: Any) -> bool:
+    """Returns whether an optimizer updates each element by itself, as one of `ELEMENTWISE` or with the `update_step` of one."""
+    return next(each for each in type(optimizer).__mro__ if "update_step" in vars(each)) in ELEMENTWISE
+
+
 def install() -> None:
     """Makes optimizers, losses and variables of Keras ask for the current replica. Calling it again does nothing."""
     for apply in patches.APPLY.values():

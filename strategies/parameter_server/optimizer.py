@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.strategies.coordinator.calls.tensor_fusion import flatten, is_small, unflatten
 from tfdist.strategies.coordinator.extended import unwrapped
-from tfdist.strategies.keras_hooks.optimizer import ELEMENTWISE
+from tfdist.strategies.keras_hooks.optimizer import is_elementwise
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.parameter_server import fused_adam, fused_reads
 from tfdist.strategies.parameter_server.placement import ServerExtended, extended_of
@@ -88,7 +88,7 @@ def _update_step(
         original(optimizer, distribution, grads_and_vars, learning_rate)
         return
     pairs = [(extended._select_single_value(gradient), variable) for gradient, variable in grads_and_vars]
-    with extended.elementwise_updates(type(optimizer) in ELEMENTWISE):
+    with extended.elementwise_updates(is_elementwise(optimizer)):
         # Gradients are split before anything waits for a ps: they travel while another group updates.
         for device, pieces in extended.by_ps(_sent_to_ps(pairs)).items():
             shards = {

@@ -37,7 +37,7 @@ PARTS = {  # Cases of programs/split_cases.py in which models are trained side b
     "weights_that_more_than_the_optimizer_assigns": ("constraints", "a_weight_that_begins_by_the_batch"),
 }
 RUNS = {
-    "1x4": ("many_steps_of_adam", "layers_of_texts", *(FOR_A_RELEASE if selection.ALL else ())),
+    "1x4": ("many_steps_of_a_subclass_of_adam", "layers_of_texts", *(FOR_A_RELEASE if selection.ALL else ())),
     "1x2": (
         "built_in_fit_with_clipping_by_the_norm_of_all_gradients",
         "layers_by_columns",
@@ -50,7 +50,7 @@ RUNS = {
         "an_embedding_by_rows",
         "own_train_step_that_assigns_weights",
     ),
-    "2x2, two tasks": ("many_steps_of_adam", "an_embedding_by_rows"),  # Each holds a whole replica.
+    "2x2, two tasks": ("many_steps_of_a_subclass_of_adam", "an_embedding_by_rows"),  # Each holds a whole replica.
     "2x2, four tasks": (  # A replica is in two tasks. The transformer has an embedding by rows.
         "blocks",
         "own_train_step_that_assigns_weights",

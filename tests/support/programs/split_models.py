@@ -21,7 +21,7 @@ import tfdist
 
 MESHES = {"1x2": (1, 2), "1x4": (1, 4), "2x2": (2, 2)}
 ALONE = "cluster {{ nworkers_per_group: {0} nworkers_per_procs: {0} }}"
-EVALUATED = ("many_steps_of_adam", "own_train_step_that_assigns_weights", "mixed_precision")
+EVALUATED = ("many_steps_of_a_subclass_of_adam", "own_train_step_that_assigns_weights", "mixed_precision")
 """Cases that also evaluate and predict. In others the layers compute the same in `fit`, and in a call of the model."""
 
 
