@@ -11,8 +11,8 @@ over the examples of a replica is corrected here:
 * a sum over the examples (`reduction="sum"`) is divided by the share, and so is a loss for each example that `compile` has
   (`reduction=None`), of which Keras' step takes the gradient of the sum;
 * a mean over weights or unmasked entries counts by the replica's part of these;
-* a loss function that returns one number for a batch, or one for each class, may be anything. Every replica computes it on the
-  whole batch;
+* a loss function that returns one number for a batch, or one for each class, may be anything, and one may add such a number
+  to those of the examples. Every replica computes it on the whole batch;
 * `tf.nn`'s functions that scale losses divide by the number of replicas, or by the size of the batch, because the loops of
   TensorFlow add up the gradients of the replicas. Here they compute what they do in one process.
 """
@@ -36,6 +36,7 @@ from tfdist.strategies.keras_hooks.replicas.warned import warn_once
 from tfdist.strategies.keras_hooks.replicas.whole_batch import (
     can_be_gathered,
     check_order,
+    compares_examples,
     first_dimensions,
     gathered,
     has_number_for_each_class,
@@ -89,7 +90,7 @@ def _reduce(
         replica.reductions += 1
     if replica is None or replica.has_whole_batch:
         return loss
-    if is_of_batch(values, replica.rows_of_function):
+    if is_of_batch(values, replica.rows_of_function) or compares_examples(values, replica.arguments):
         replica.has_scalar_loss = True
         return loss
     if reduction in ("none", None):
@@ -130,9 +131,10 @@ def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sam
     replica = replica_context.with_share()
     if replica is None or replica.has_whole_batch:
         return original(loss, y_true, y_pred, sample_weight)
-    held = _held_updates(loss, y_true, y_pred, replica)
+    held, rows = _held_updates(loss, y_true, y_pred, replica), first_dimensions(y_true, y_pred)
+    arguments = () if _is_known(loss) else (y_true, y_pred)
     with (
-        replaced(replica, has_scalar_loss=False, rows_of_function=first_dimensions(y_true, y_pred)),
+        replaced(replica, has_scalar_loss=False, rows_of_function=rows, arguments=arguments),
         held or contextlib.nullcontext(),
     ):
         value = original(loss, y_true, y_pred, sample_weight)
@@ -145,18 +147,22 @@ def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sam
 def _held_updates(loss: Any, y_true: Any, y_pred: Any, replica: Replica) -> HeldUpdates | None:
     """Returns a scope for a loss of the user's that may have to be computed again, on the whole batch; else None."""
     is_again = replica.recorded is None and replica.postponed is None and can_be_gathered(y_true, y_pred)
-    return HeldUpdates() if is_again and not is_known(getattr(loss, "fn", type(loss))) else None
+    return HeldUpdates() if is_again and not _is_known(loss) else None
+
+
+def _is_known(loss: Any) -> bool:
+    return is_known(getattr(loss, "fn", type(loss)))
 
 
 def _is_by_class(loss: Any, y_true: Any, y_pred: Any) -> bool:
     """Returns whether a loss of the user's has as many numbers for classes as the replica has rows."""
-    return not is_known(getattr(loss, "fn", type(loss))) and has_number_for_each_class(loss.call, y_true, y_pred)
+    return not _is_known(loss) and has_number_for_each_class(loss.call, y_true, y_pred)
 
 
 def _of_whole_batch(
     original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sample_weight: Any, value: Any, replica: Replica
 ) -> Any:
-    """Returns a loss that is one number for a batch, computed on the whole batch.
+    """Returns a loss that is one number for a batch, or compares the examples, computed on the whole batch.
 
     Args:
         original: computes the loss.
@@ -173,8 +179,8 @@ def _of_whole_batch(
     if replica.postponed is not None or not can_be_gathered(y_true, y_pred):
         _warn_once(
             replica,
-            f"the loss {loss.name} returns one number for a batch, or one for each class, which the replicas cannot compute "
-            "together here; it counts as a mean over the examples. Return one loss per example instead",
+            f"the loss {loss.name} returns one number for a batch, or one for each class, or compares the examples, which the "
+            "replicas cannot compute together here; it counts as a mean over the examples. Return one loss per example instead",
         )
         return value
     if replica.looping:

@@ -1,7 +1,7 @@
 """Updates of Keras' metrics by numbers of a whole batch, which the replicas together have to count once.
 
-* **A metric function** that returns one number for a batch, or one for each class, such as a Dice coefficient, may be anything.
-  Every replica computes it on the whole batch, and counts it by its share.
+* **A metric function** that returns one number for a batch, or one for each class, such as a Dice coefficient, may be anything,
+  and one may compare the examples. Every replica computes it on the whole batch, and counts it by its share.
 * **`keras.metrics.Mean`** counts a number, such as a loss, by the replica's share, and once for the batch, unless a weight
   comes from the batch. A sum over the replica's examples, which a trial finds, counts in full.
 * **`keras.metrics.Sum`** counts a number that is no result of the batch, such as 1 for each batch, by the replica's share. A
@@ -26,6 +26,7 @@ from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 from tfdist.strategies.keras_hooks.replicas.whole_batch import (
     can_be_gathered,
     check_order,
+    compares_examples,
     first_dimensions,
     gathered,
     has_number_for_each_class,
@@ -49,14 +50,15 @@ def install() -> None:
 
 
 def _update_function(original: Callable[..., Any], metric: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-    """Updates a metric that is made of a function; on the whole batch if that has not a number for each example."""
+    """Updates a metric that is made of a function; on the whole batch if it compares the examples."""
     replica = replica_context.that_counts()
     if replica is None:
         return original(metric, y_true, y_pred, sample_weight)
     numbers: list[Any] = []
     replica.rows_of_function = first_dimensions(y_true, y_pred)
     replica.is_over_batch = is_over_batch(metric, y_pred) or _is_by_class(metric, y_true, y_pred)
-    with replaced(replica, metric_numbers=numbers):
+    arguments = () if is_known(metric._fn) else (y_true, y_pred)
+    with replaced(replica, metric_numbers=numbers, arguments=arguments):
         result = original(metric, y_true, y_pred, sample_weight)
         if not numbers or replica.recorded is not None:  # In a trial: the metric counts right below.
             return result
@@ -79,8 +81,10 @@ def _update_with_whole_batch(
     original: Callable[..., Any], metric: Any, y_true: Any, y_pred: Any, sample_weight: Any, replica: Replica
 ) -> Any:
     local, whole = (y_true, y_pred), gathered((y_true, y_pred), replica)
+    if sample_weight is not None and tf.convert_to_tensor(sample_weight).shape.rank:
+        sample_weight = gathered(tf.convert_to_tensor(sample_weight), replica)
     with replaced(replica, has_whole_batch=True):
-        result = original(metric, *whole, sample_weight)  # Keras refuses weights of examples.
+        result = original(metric, *whole, sample_weight)
         assert replica.metric_numbers is not None
         number = tf.convert_to_tensor(replica.metric_numbers[-1])
         check_order(
@@ -114,10 +118,13 @@ def _update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_
 
 
 def _is_number_of_batch(values: Any, replica: Replica) -> bool:
-    """Returns whether a mean is updated with a number of a batch, or with one for each class by a metric function."""
+    """Returns whether a mean is updated with a number of a batch, or by a metric function that needs the whole batch."""
     if not tf.convert_to_tensor(values).shape.rank:
         return True
-    return replica.metric_numbers is not None and (replica.is_over_batch or is_of_batch(values, replica.rows_of_function))
+    if replica.metric_numbers is None:
+        return False
+    is_whole = replica.is_over_batch or replica.has_whole_batch or is_of_batch(values, replica.rows_of_function)
+    return is_whole or compares_examples(values, replica.arguments)
 
 
 def _update_sum(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
@@ -159,7 +166,7 @@ def _is_same_everywhere(metric: Any, value: Any, rows: int | None) -> bool:
 def _warn_once(metric: Any) -> None:
     if is_first_warning(metric, "one number"):
         _log.warning(
-            "the metric %s returns one number for a batch, or one for each class, which the replicas cannot compute together "
-            "here; the mean of their numbers counts. Return one number per example instead",
+            "the metric %s returns one number for a batch, or one for each class, or compares the examples, which the replicas "
+            "cannot compute together here; the mean of their numbers counts. Return one number per example instead",
             metric.name,
         )

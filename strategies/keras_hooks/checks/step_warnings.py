@@ -13,7 +13,7 @@ READS_REPLICAS = (
     "it computes with the number of replicas (num_replicas_in_sync). A train_step is that of one process: every "
     "replica's loss counts by its share of the examples already, so do not divide it"
 )
-NOT_DENSE = "its batches hold values that are not dense tensors, such as ragged or sparse ones"
+NOT_DENSE = "its batches hold values that are not dense tensors with rows, such as ragged or sparse ones, or one number"
 TOO_LARGE = "its variables are too large to be fetched from the ps for a trial of its step (%.1f GiB)"
 CLIPS = "it clips its gradients, which are those of a shard. Let the optimizer clip (global_clipnorm, clipnorm)"
 

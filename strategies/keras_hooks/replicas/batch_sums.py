@@ -21,7 +21,7 @@ _KEEPS_A_SUM = (*_ADDS, "Identity", "Cast", "Reshape", "Squeeze", "Neg", "Mul", 
 """Operations after which a sum over examples still is one, if all but one of the operands do not depend on the batch."""
 
 _FIXED = ("Const", "ReadVariableOp")
-_REDUCES = ("Mean", "Sum", "Max", "Min", "Prod")
+REDUCTIONS = ("Mean", "Sum", "Max", "Min", "Prod")
 
 _MOST_OPERATIONS = 100
 """Operations to look at. A loss that is computed in more of them is not known to be a sum."""
@@ -115,9 +115,9 @@ def is_for_each_example(loss: Any, rows: int | None) -> bool:
     while waiting:  # Where did its first dimension come from? A number for each class may be as long.
         operation = waiting.pop()
         seen.add(operation)
-        if (operation.type in _REDUCES and removes_first(operation)) or len(seen) > _MOST_OPERATIONS:
+        if (operation.type in REDUCTIONS and removes_first(operation)) or len(seen) > _MOST_OPERATIONS:
             return False
-        if operation.type not in _REDUCES:
+        if operation.type not in REDUCTIONS:
             alike = (each for each in operation.inputs if each.shape.rank == loss.shape.rank and not is_fixed(each))
             waiting += {each.op for each in alike} - seen
     return True
@@ -184,7 +184,7 @@ def _is_reduced(values: Any) -> bool:
     """Returns whether an operation with one operand removed the examples before, as in a sum of means over the examples."""
     for _ in range(_MOST_OPERATIONS):
         operation = values.op
-        if operation.type in _REDUCES and removes_first(operation):
+        if operation.type in REDUCTIONS and removes_first(operation):
             return True
         operands = [value for value in operation.inputs if not is_fixed(value)]
         if len(operands) != 1:

@@ -67,8 +67,10 @@ class Replica:
         same: the ids of variables that get the same value on every replica without communication.
         in_compile_loss: whether the losses of `compile` are computed.
         has_loss_by_class: whether one of these has a number for each class.
-        has_scalar_loss: whether the loss function that runs has returned one number for a batch, or one for each class.
+        has_scalar_loss: whether the loss function that runs has returned one number for a batch, or one for each class, or
+            compares the examples.
         rows_of_function: the first dimensions of the arguments of the loss or metric function that runs.
+        arguments: these arguments, nested tensors, if the function is of the user's.
         reductions: how many losses Keras has reduced.
         has_whole_batch: whether the loss or metric function that runs sees the examples of all replicas.
         gathered: tensors of the whole batch with those of this replica (whole_batch.py).
@@ -123,6 +125,7 @@ class Replica:
     has_loss_by_class: bool = False
     has_scalar_loss: bool = False
     rows_of_function: set[int | None] = field(default_factory=set)
+    arguments: Any = ()
     reductions: int = 0
     has_whole_batch: bool = False
     gathered: dict[Any, tuple[Any, Any]] = field(default_factory=dict)

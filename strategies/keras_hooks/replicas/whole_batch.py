@@ -12,6 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas import replica_context
+from tfdist.strategies.keras_hooks.replicas.batch_sums import REDUCTIONS, removes_first
+from tfdist.strategies.keras_hooks.replicas.function_arguments import operations_behind
 from tfdist.strategies.keras_hooks.replicas.held_updates import HeldUpdates
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum, sent_as
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
@@ -23,6 +25,9 @@ _TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.05
 
 _ACTIVATIONS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.sigmoid}
 """Types of operations whose operands, the logits, Keras' cross-entropies take in place of the results."""
+
+_SIZES = ("Shape", "ShapeN", "Size", "Rank")
+"""Types of operations whose results do not depend on the numbers in their operands."""
 
 
 def can_be_gathered(*nested: Any) -> bool:
@@ -47,6 +52,41 @@ def is_of_batch(values: Any, rows: set[int | None]) -> bool:
     """
     shape = tf.convert_to_tensor(values).shape
     return shape.rank == 0 or bool(shape.rank and rows and shape[0] is not None and shape[0] not in rows)
+
+
+def compares_examples(values: Any, arguments: Any) -> bool:
+    """Returns whether a row of what a loss or metric function returns surely depends on the rows of other examples.
+
+    That is so if it is computed from floats that were reduced over the examples, as where the Dice loss of a batch is added to
+    cross-entropies, or from the transpose of a matrix of examples, as of their similarities.
+
+    Args:
+        values: what the function returns.
+        arguments: its arguments, nested tensors.
+    """
+    tensors = [tensor for tensor in tf.nest.flatten(arguments) if tf.is_symbolic_tensor(tensor)]
+    given = {tensor.op for tensor in tensors}
+    ends = given | {tensor.op.inputs[0].op for tensor in tensors if tensor.op.type in _ACTIVATIONS}
+
+    def enters(operation: Any) -> bool:
+        return operation not in ends and operation.type not in _SIZES
+
+    def depends(tensor: Any) -> bool:
+        return any(operation in given for operation in operations_behind([tensor], enters))
+
+    behind = [each for each in operations_behind([values], enters) if enters(each)]
+    return any(depends(tensor) for operation in behind for tensor in _of_other_rows(operation))
+
+
+def _of_other_rows(operation: Any) -> list[Any]:
+    """Returns the operands of an operation whose first dimension its result has no more, or in another place."""
+    operands = list(operation.inputs)
+    if operation.type in REDUCTIONS:
+        is_float = operands[0].dtype.is_floating
+        return operands[:1] if is_float and (not operation.outputs[0].shape.rank or removes_first(operation)) else []
+    if operation.type == "Transpose":
+        return operands[:1] if operands[0].shape.rank == 2 and operands[0].dtype.is_floating else []
+    return operands[1:] if operation.type == "MatMul" and operation.get_attr("transpose_b") else []
 
 
 def has_number_for_each_class(function: Callable[..., Any], y_true: Any, y_pred: Any) -> bool:
@@ -184,8 +224,8 @@ def check_order(result: Any, compute: Callable[..., Any], local: Any, whole: Any
         with HeldUpdates():
             one, other = tf.stop_gradient(result), compute(*tf.nest.map_structure(in_blocks, local, whole))
         tolerance = _HALF_TOLERANCE if one.dtype.size < 4 else _TOLERANCE
-        one, other = tf.cast(one, tf.float32), tf.cast(other, tf.float32)
-        return tf.reduce_any(tf.abs(one - other) > tolerance * tf.maximum(tf.abs(one), 1e-3))  # False for NaN.
+        one, other = (tf.reduce_mean(tf.cast(each, tf.float32)) for each in (one, other))  # Rows of results are ordered, too.
+        return tf.abs(one - other) > tolerance * tf.maximum(tf.abs(one), 1e-3)  # False for NaN.
 
     has_other_rows = tf.reduce_any([tf.shape(tensor)[0] != own for tensor in tensors])
     tf.debugging.Assert(

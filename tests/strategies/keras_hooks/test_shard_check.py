@@ -25,7 +25,6 @@ WARNED = {
     "a_queue_of_examples": "it assigns a_queue_of_examples/rows something that is no mean over the examples",
     "a_number_of_examples": "it assigns a_number_of_examples/seen something that is no mean over the examples",
     "a_codebook_that_follows_its_averages": ONE_BY_ONE,
-    "a_loss_for_each_example_that_compares_them": ONE_BY_ONE,
     "operations_over_the_batch": ONE_BY_ONE,
     "circle_loss": ONE_BY_ONE,
     "a_compute_loss_without_training": ONE_BY_ONE,
@@ -59,7 +58,7 @@ TESTS = {
 }
 LOGS = {"logs_that_compare_examples": "each batch: norm depends on which examples are together in a batch"}
 METRICS = {
-    "a_metric_function_that_compares_examples": "what an example adds to the metric centered_error depends on the other examples",
+    "a_metric_that_compares_examples": "what an example adds to the metric centered_error depends on the other examples",
 }
 EQUAL = (
     "a_mean_of_the_examples",
@@ -82,6 +81,8 @@ EQUAL = (
     "a_mask",
     "a_mean_by_weights",
     "a_loss_that_compares_examples_and_is_one_number",
+    "a_loss_for_each_example_that_compares_them",
+    "a_metric_function_that_compares_examples",
     "synchronized_normalization",
     "a_normalization_that_only_infers",
     "an_embedding",

@@ -152,6 +152,8 @@ FEW = (
     "one_number_for_a_batch_of_probabilities_of_kinds",
     "one_number_for_a_batch_of_probabilities",
     "one_number_that_compares_two_views",
+    "a_number_of_the_batch_beside_one_for_each_example",
+    "similarities_of_examples",
     "one_number_of_more_rows_than_examples_in_any_order",
     "losses_and_metrics_with_a_number_for_each_class",
     *sums_and_classes.KEEPING,

@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 from keras import ops
-from losses import BATCH, SHORT, X, Y, linear, trained
+from losses import BATCH, IS_POSITIVE, PARTS, SHORT, SIGMOID, WEIGHTS, Part, X, Y, linear, trained, views
 
 
 class OwnLogs(keras.Model):
@@ -152,4 +152,39 @@ CASES = [
     an_own_train_step_at_a_lower_level,
     a_model_without_call,
 ]
-WHOLE_BATCH_CASES = [sums_over_batches_and_examples]  # Of data-parallel strategies only.
+
+
+def odds_and_dice(y_true, y_pred):
+    """Cross-entropies and a Dice loss of the whole batch, as of many programs for segmentation."""
+    overlap = 2 * ops.sum(y_true * y_pred) / (ops.sum(y_true) + ops.sum(y_pred) + 1)
+    return keras.losses.binary_crossentropy(y_true, y_pred) - 3 * overlap
+
+
+def of_similarities(_, z):
+    """The cross-entropy of each example's own row among its similarities to all examples."""
+    logits = ops.matmul(z[:, 0], ops.transpose(z[:, 1]))
+    return keras.losses.sparse_categorical_crossentropy(ops.arange(ops.shape(z)[0]), logits, from_logits=True)
+
+
+PARTS |= {
+    "a_number_of_the_batch_beside_one_for_each_example": Part(
+        lambda: odds_and_dice,
+        SIGMOID,
+        y=IS_POSITIVE,
+        weights=WEIGHTS,
+        rate=0.5,
+        metrics=lambda: keras.metrics.MeanMetricWrapper(odds_and_dice, "odds_and_dice"),
+    ),
+    "similarities_of_examples": Part(lambda: of_similarities, views(ops.stack, 1)),
+}
+
+
+def a_weighted_metric_function_that_compares_examples(scope):
+    compiled = {"weighted_metrics": [odds_and_dice], "class_weight": {0: 1.0, 1: 3.0}}
+    return trained(scope, lambda: linear(activation="sigmoid"), y=IS_POSITIVE[:SHORT], loss="binary_crossentropy", **compiled)
+
+
+WHOLE_BATCH_CASES = [  # Of data-parallel strategies only.
+    sums_over_batches_and_examples,
+    a_weighted_metric_function_that_compares_examples,
+]

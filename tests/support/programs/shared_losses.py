@@ -1,6 +1,7 @@
 """Models of shared_batches.py that compare examples, or do not: in losses of the user's, of layers, of Keras, and in logs."""
 
 import keras
+import shared_metrics  # noqa: F401 (it adds its cases)
 import tensorflow as tf
 from fit_options import MeanError
 from keras import layers, ops
@@ -208,17 +209,6 @@ def an_update_without_apply():
     model = UpdatesItself([keras.Input((6,)), layers.Dense(1)], name="an_update_without_apply")
     model.compile(keras.optimizers.SGD(0.01))
     model.optimizer.build(model.trainable_variables)
-    return model
-
-
-def centered_error(y_true, y_pred):
-    return ops.abs(y_true - y_pred + ops.mean(y_pred) ** 2)[:, 0]
-
-
-@case
-def a_metric_function_that_compares_examples():
-    model = keras.Sequential([keras.Input((6,)), layers.Dense(1)], name="a_metric_function_that_compares_examples")
-    model.compile("sgd", "mse", metrics=[centered_error])
     return model
 
 
