@@ -20,8 +20,8 @@ from tfdist.strategies.coordinator.calls.tracing import tracing_lock
 from tfdist.strategies.coordinator.members.worker_groups import WorkerGroup
 from tfdist.strategies.hogwild.inner_steps import InnerSteps
 from tfdist.strategies.hogwild.replicas import checkpoint_state, nonnegatives
+from tfdist.strategies.hogwild.replicas.assigned_weights import moved_by_outer_rates, warn_of_assigned
 from tfdist.strategies.hogwild.replicas.block_registry import Use
-from tfdist.strategies.hogwild.replicas.frozen_weights import moved_by_outer_rates, warn_of_frozen
 from tfdist.strategies.hogwild.replicas.momentum_buffers import AVERAGE, buffers_of, turns, why_none
 from tfdist.strategies.hogwild.replicas.step_counters import (
     StepCounters,
@@ -195,7 +195,7 @@ class GroupCalls:
         self._assigned.update(dict.fromkeys(v.block for v in used.assigned.values() if v.block is not None))
         self._use = Use()  # Not before: after Ctrl-C here nothing is traced again, so nothing would be recorded.
         outer = moved_by_outer_rates(self._parameters, self._replicas.outer_optimizer)
-        warn_of_frozen(self._model, used.assigned.keys() - self._trained, outer)
+        warn_of_assigned(self._model, used.assigned, self._trained, outer)
         examples = examples_in(batches[0].data.example() if isinstance(batches[0], WorkerBatch) else batches[0].values)
         return _Functions(traced, each_turn, synchronizes, float(examples or 1))
 
