@@ -1,5 +1,6 @@
 """Fixtures that start real commands, and end all their processes after the test."""
 
+import itertools
 import json
 import os
 import shutil
@@ -21,11 +22,14 @@ pytest_plugins = ("tools", "rendezvous_here", "environments", "selection")
 BEFORE_IMPORT = ("TF_", "PYTHON", "LD_", "MALLOC_", "OMP_", "CUDA_", "KERAS_", "XLA_")
 """Beginnings of environment variables that Python, its libraries or the C library read at their start."""
 
+LAUNCHER = Path(__file__).parent / "launch"
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the files that take longest first, so that no worker of pytest-xdist is alone with one at the end.
 
-    Those with the longest time limits take longest, then those with the most tests of clusters.
+    Those with the longest time limits take longest, then those with the most tests of clusters. Tests of the launcher mostly wait,
+    and most others compute: files of the two take turns, so that the processors are busy all the time.
     """
 
     weights: dict[Path, tuple[float, int]] = {}
@@ -34,7 +38,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("cluster") is not None:
             mark = item.get_closest_marker("timeout")
             weights[item.path] = (max(limit, mark.args[0] if mark else 0), count + 1)
-    items.sort(key=lambda item: weights[item.path], reverse=True)
+    longest_first = sorted(weights, key=lambda path: weights[path], reverse=True)
+    waits = [path for path in longest_first if LAUNCHER in path.parents]
+    computes = [path for path in longest_first if LAUNCHER not in path.parents]
+    turns = itertools.chain.from_iterable(itertools.zip_longest(computes, waits))
+    place = {path: number for number, path in enumerate(turns)}
+    items.sort(key=lambda item: place[item.path])
 
 
 @pytest.fixture(scope="session")

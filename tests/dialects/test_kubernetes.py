@@ -4,7 +4,7 @@ import json
 
 import pytest
 import yaml
-from samples import FIRST_TFJOB, MNIST, MPI_JOB, PYTORCH_JOB, SERVICE, TRAIN_JOB
+from kubernetes_samples import FIRST_TFJOB, MNIST, MPI_JOB, PYTORCH_JOB, SERVICE, TRAIN_JOB
 
 from tfdist.cluster import Cluster
 from tfdist.dialects import read

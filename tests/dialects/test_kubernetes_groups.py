@@ -1,7 +1,7 @@
 """Jobs of Kubernetes that are groups of pods or the ranks of one: JobSet, LeaderWorkerSet, Volcano, JAXJob, XGBoostJob, PaddleJob."""
 
 import pytest
-from samples import GROUP, JAX_JOB, JOB_SET, VOLCANO
+from kubernetes_samples import GROUP, JAX_JOB, JOB_SET, VOLCANO
 
 import tfdist
 from tfdist.errors import ClusterError

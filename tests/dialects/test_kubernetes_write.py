@@ -12,7 +12,7 @@ import pytest
 import yaml
 from kubeflow.training import models
 from kubernetes.client import ApiClient
-from samples import MNIST
+from kubernetes_samples import MNIST
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import read

@@ -139,7 +139,7 @@ def test_a_killed_task_gets_its_part_of_the_parameters_back_and_no_step_is_lost(
     assert f"{task} ended early: it was killed by SIGKILL; the training waits for it, and the task is restarted" in output
     assert f" was restarted: its part of the global parameters comes back from what {groups} pulled last, and " in output
     assert "at most one sync period of each (2 updates) is lost; the momentum of the outer optimizer begins at" in output
-    assert found["updates"] == 20 * 64 and found["examples"] == [512.0] * 20  # No call that has failed counts twice.
+    assert found["updates"] == 20 * 32 and found["examples"] == [512.0] * 20  # No call that has failed counts twice.
     before, after = found["losses"][8], found["losses"][9:]
     assert max(after) < 3 * before < 0.1 * found["losses"][0], found["losses"]
     assert found["error"] < 1e-3  # As without a fault.
@@ -147,7 +147,7 @@ def test_a_killed_task_gets_its_part_of_the_parameters_back_and_no_step_is_lost(
 
 def test_a_ps_may_be_killed_during_evaluate_and_before_a_save(killed_ps):
     found = killed_ps[1]["again"]
-    assert (found["updates"], found["killed"]) == ((20 + 8) * 64, 3)
+    assert (found["updates"], found["killed"]) == ((20 + 8) * 32, 3)
     first, *_, middle = found["losses"][:4]
     assert found["evaluated"] < 1.1 * middle and found["losses"][4] < 3 * middle < first, found
     assert found["after"] < 2 * found["losses"][-1] < 0.1 * first, found

@@ -173,7 +173,7 @@ in_one_model("other_losses", OTHERS, **short)
 in_one_model("losses_without_a_reduction", tuple(losses.PARTS_WITHOUT_REDUCTION), **short)
 in_one_model("losses_by_class_without_a_reduction", tuple(losses.PARTS_BY_CLASS), **short)
 in_one_model("layers", sums_and_classes.LAYERS, rate=0.01, **short)
-in_one_model("small_batches", [f"{name}_of_small_batches" for name in SMALL], rate=0.01, batch=2, rows=9, steps_per_execution=2)
+in_one_model("small_batches", [f"{name}_of_small_batches" for name in SMALL], rate=0.01, batch=2, rows=8)
 
 
 @case

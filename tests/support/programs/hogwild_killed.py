@@ -60,11 +60,11 @@ class KillInEvaluate(keras.callbacks.Callback):
 
 def killed_again(model):
     """Trains toward other weights, evaluates and saves."""
-    model.optimizer.learning_rate = 0.005
+    model.optimizer.learning_rate = 0.01
     data = {"x": x, "y": x @ others, "verbose": 0}
-    found = {"losses": model.fit(**data, batch_size=8, epochs=4).history["loss"]}
+    found = {"losses": model.fit(**data, batch_size=16, epochs=4).history["loss"]}
     found["evaluated"] = model.evaluate(**data, batch_size=4, callbacks=[KillInEvaluate()])[0]
-    found["losses"] += model.fit(**data, batch_size=8, epochs=4).history["loss"]
+    found["losses"] += model.fit(**data, batch_size=16, epochs=4).history["loss"]
     kill("before a save")  # What the groups have trained since their last push is still theirs.
     model.save("model.keras")
     loaded = keras.saving.load_model("model.keras", custom_objects={"Examples": Examples})
@@ -98,8 +98,8 @@ def slots():
 
 with strategy.scope():
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.01), "mse", metrics=[Examples(name="examples")])
-examples = model.fit(x, x @ weights, batch_size=8, epochs=20, verbose=0, callbacks=[KillInTraining()]).history["examples"]
+    model.compile(keras.optimizers.SGD(0.02), "mse", metrics=[Examples(name="examples")])
+examples = model.fit(x, x @ weights, batch_size=16, epochs=20, verbose=0, callbacks=[KillInTraining()]).history["examples"]
 error = float(np.abs(model.get_weights()[0] - weights).max())
 results = {"losses": losses, "updates": int(model.optimizer.iterations), "error": error, "examples": examples}
 if KILLED.startswith("ps:"):

@@ -78,8 +78,8 @@ def metrics_that_get_numbers_of_a_batch(scope):
         standard.compile(keras.optimizers.SGD(0.02), "mse", metrics=own_metrics())
         evaluated = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         evaluated.compile("sgd", "mse", metrics=own_metrics())
-    arguments = {"batch_size": 83, "verbose": 0, "epochs": 2, "shuffle": False, "validation_data": (X[:55], Y[:55])}
-    record = counted.fit(X[:240], Y[:240], **arguments).history
+    arguments = {"batch_size": 83, "verbose": 0, "epochs": 2, "shuffle": False}
+    record = counted.fit(X[:240], Y[:240], validation_data=(X[:55], Y[:55]), **arguments).history
     results = {f"counted {name}": values for name, values in record.items()}
     results |= standard.fit(X[:250], Y[:250], **arguments).history
     evaluated.set_weights(standard.get_weights())
