@@ -16,12 +16,8 @@ from tools import needs
 
 from tfdist.choice import choose
 from tfdist.launch.commands import COMMANDS
-from tfdist.launch.errors import UsageError
-from tfdist.launch.jobs.job import Program
-from tfdist.launch.plan import arguments, configurations, host_link, probe
+from tfdist.launch.plan import arguments, configurations, host_link
 from tfdist.launch.plan.command import main
-from tfdist.launch.plan.processor_time import ProcessorTime
-from tfdist.launch.plan.window import Fit
 from tfdist.planner import measurement
 from tfdist.planner.measurement import Measurement, Run, Variable
 from tfdist.planner.placement import whole_and_split
@@ -378,16 +374,6 @@ def test_machine_types_that_prices_assume_are_said(plan, tmp_path):
     assert said in plan(*words, "-n", "4")[2]
     assert said in plan(*words, "--machines", "2")[2]
     assert "count as" not in plan(*words, "--tier", "STANDARD_1")[2]
-
-
-def test_a_model_without_variables_that_train_is_not_measured(tmp_path, monkeypatch):
-    begun = probe.Probe(Program(script="train.py"), configurations.ALL[:1], 1, Synchronization())
-    processor = ProcessorTime()
-    fit = Fit(50, 100, (), [(float(second), second) for second in range(9)])
-    monkeypatch.setattr(begun, "_ready", lambda runner: configurations.everyone().addressed())
-    monkeypatch.setattr(begun, "_one", lambda *arguments: (fit, processor))
-    with pytest.raises(UsageError, match="nothing was measured: the model that the program fits has no variables that train"):
-        begun._measure(None, tmp_path)
 
 
 @pytest.mark.parametrize("flag", ["--cores", "--seconds"])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs.events import Exited
 from tfdist.launch.jobs.job import Program
 from tfdist.launch.plan import configurations, probe
@@ -94,3 +95,13 @@ def test_why_a_later_configuration_is_not_measured_is_said(tmp_path, monkeypatch
     assert len(begun._measure(None, tmp_path).runs) == 1
     reason = "the program made too few steps of fit within 60 s; try more (--seconds); its last line: a warning of the program"
     assert said[-1] == f"not measured: {configurations.ALL[1].title}: {reason}"
+
+
+def test_a_model_without_variables_that_train_is_not_measured(tmp_path, monkeypatch):
+    begun = probe.Probe(Program(script="train.py"), configurations.ALL[:1], 1, Synchronization())
+    processor = ProcessorTime()
+    fit = Fit(50, 100, (), [(float(second), second) for second in range(9)])
+    monkeypatch.setattr(begun, "_ready", lambda runner: configurations.everyone().addressed())
+    monkeypatch.setattr(begun, "_one", lambda *arguments: (fit, processor))
+    with pytest.raises(UsageError, match="nothing was measured: the model that the program fits has no variables that train"):
+        begun._measure(None, tmp_path)
