@@ -24,7 +24,8 @@ import tensorflow as tf
 
 from tfdist.strategies.inputs.source import BatchIterator
 from tfdist.strategies.inputs.worker_input import WorkerInput
-from tfdist.strategies.private_api import TFEpochIterator, global_seed, patches
+from tfdist.strategies.private_api import TFEpochIterator, patches
+from tfdist.strategies.private_api.eager_context import global_seed
 from tfdist.strategies.private_api.pipelines import has_memory_cache, has_no_order, repeats_shuffled
 
 _log = logging.getLogger("tfdist")

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tfdist.strategies.private_api import (
     CompileLoss,
-    Context,
     DistributedVariable,
     FuncGraph,
     KerasVariable,
@@ -35,6 +34,7 @@ from tfdist.strategies.private_api import (
     tf_constant,
     tf_random_seed,
 )
+from tfdist.strategies.private_api.eager_context import Context
 from tfdist.strategies.private_api.patch_point import AddedMethod, PatchPoint
 from tfdist.strategies.private_api.user_functions import Function
 
