@@ -64,41 +64,51 @@ def fault(text: str, tasks: Iterable[str]) -> Fault:
     known = list(tasks)
     names, *words = text.split(",")
     values = dict(word.partition("=")[::2] for word in words)
-    is_random = names == "random"
     try:
         if len(values) < len(words):  # A word is there twice.
             raise ValueError
         how, _, seconds = values.pop("how", "kill").partition(":")
         if how not in ("kill", "term", "stop") or (how == "stop") != bool(seconds):
             raise ValueError
-        of = values.pop("of", "") if is_random else ""
-        chosen = [name for name in known if name.startswith(f"{of}:" if of else "")] if is_random else names.split("+")
-        found = Fault(
-            tuple(chosen),
-            how,
-            step=int(values.pop("step")) if not is_random and "step" in values else None,
-            after=float(values.pop("after")) if not is_random and "after" in values else None,
-            every=float(values.pop("every")) if is_random else None,
-            seconds=float(seconds or 0),
-            seed=int(values.pop("seed", 0)) if is_random else 0,
-        )
-        if values or not chosen or (not is_random and (found.step is None) == (found.after is None)):
-            raise ValueError
-        if not (_is_positive(found.every) and _is_positive(found.seconds if how == "stop" else None)):
-            raise ValueError
-        if (found.step or 0) < 0 or not 0.0 <= (found.after or 0.0) < math.inf:
+        stopped = _positive(seconds) if how == "stop" else 0.0
+        parsed = _random_fault(values, known, how, stopped) if names == "random" else _single_fault(names, values, how, stopped)
+        if values or not parsed.tasks:
             raise ValueError
     except (ValueError, KeyError) as error:
         raise UsageError(f"--fail_at {text}: {_FORM}") from error
-    for name in chosen:
+    for name in parsed.tasks:
         if name not in known:
             raise UsageError(f"--fail_at {text}: there is no task {name}{nearest(name, known)}")
-    return found
+    return parsed
 
 
-def _is_positive(seconds: float | None) -> bool:
-    """Returns whether a number that may be missing is more than 0, and a number at all."""
-    return seconds is None or 0.0 < seconds < math.inf
+def _random_fault(values: dict[str, str], known: Iterable[str], how: str, seconds: float) -> Fault:
+    """Takes what describes faults at random moments from `values`. Raises ValueError or KeyError for another form."""
+    job = values.pop("of", "")
+    tasks = tuple(name for name in known if not job or name.startswith(f"{job}:"))
+    return Fault(tasks, how, every=_positive(values.pop("every")), seconds=seconds, seed=int(values.pop("seed", 0)))
+
+
+def _single_fault(names: str, values: dict[str, str], how: str, seconds: float) -> Fault:
+    """Takes what describes a fault at a step or moment from `values`. Raises ValueError or KeyError for another form."""
+    tasks = tuple(names.split("+"))
+    if "step" in values:
+        step = int(values.pop("step"))
+        if step < 0:
+            raise ValueError
+        return Fault(tasks, how, step=step, seconds=seconds)
+    after = float(values.pop("after"))
+    if not 0.0 <= after < math.inf:
+        raise ValueError
+    return Fault(tasks, how, after=after, seconds=seconds)
+
+
+def _positive(text: str) -> float:
+    """Returns the number in a text. Raises ValueError if it is not more than 0 and finite."""
+    number = float(text)
+    if not 0.0 < number < math.inf:
+        raise ValueError
+    return number
 
 
 class Punisher:
