@@ -137,19 +137,19 @@ def _launch(command: ShellCommand, variables: Mapping[str, str], source: Source,
     variables = {**variables, **own}
     if ON_NODE in known and ON_NODE not in variables:
         variables = {ON_NODE: known[ON_NODE], **variables}
-    found = _found(words, source, (known, command.exported, own))
+    found = _find_launcher(words, source, (known, command.exported, own))
     if found is None:
-        dialect = _by_options(words) or _environment(own)
-        kept = words if _by_options(words) else ()
-        return Launch(dialect, kept, command.line, variables) if dialect else None
-    start, name, inner = found
-    if inner is not None:
-        return replace(inner, line=command.line, variables={**variables, **inner.variables})
-    dialect, rest = programs()[name], (name, *words[start:])
+        if (dialect := _by_options(words)) is not None:
+            return Launch(dialect, words, command.line, variables)
+        dialect = _environment(own)
+        return Launch(dialect, (), command.line, variables) if dialect else None
+    if isinstance(found, Launch):
+        return replace(found, line=command.line, variables={**variables, **found.variables})
+    dialect, rest = programs()[found.name], (found.name, *words[found.end :])
     if len(rest) > 1 and rest[1] in _ONLY_ASKS:
         return None
     outer = None
-    if name != "srun" and "srun" in (before := words[: start - 1]):
+    if found.name != "srun" and "srun" in (before := words[: found.end - 1]):
         outer = Launch(programs()["srun"], before[before.index("srun") :], command.line)
     return Launch(dialect, rest, command.line, variables, outer)
 
@@ -175,16 +175,24 @@ def _of_env(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _found(
-    words: Sequence[str], source: Source, given: Sequence[Mapping[str, str]] = ()
-) -> "tuple[int, str, Launch | None] | None":
-    """Returns the position behind a launcher's name, and the name; or the launcher in the script of `bash -c`.
+@dataclass(frozen=True)
+class _Launcher:
+    """A launcher among the words of a command: its name, and the position behind it."""
 
-    Returns None if the words start no launcher. `srun` itself counts last: what it starts may be another launcher. `given` are
-    variables that are set where the words run; the last of several mappings wins.
+    name: str
+    end: int
+
+
+def _find_launcher(
+    words: Sequence[str], source: Source, variables: Sequence[Mapping[str, str]] = ()
+) -> _Launcher | Launch | None:
+    """Returns the launcher in a command, or the command of a launcher in the script of `bash -c`; None if there is none.
+
+    `srun` itself counts last: what it starts may be another launcher. `variables` are those that are set where the words run;
+    the last of several mappings wins.
     """
     known = programs()
-    step: tuple[int, str, None] | None = None
+    step: _Launcher | None = None
     # Folders among the options of srun and of containers may have the name of a launcher.
     begin, is_contained = 0, False
     for position, word in enumerate(words):
@@ -192,34 +200,34 @@ def _found(
             continue
         name = os.path.basename(match[1] if (match := _WHICH.fullmatch(word)) else word)
         if name == "srun":
-            step = step or (position + 1, name, None)
+            step = step or _Launcher(name, position + 1)
             begin = position + 1 + slurm_options(words[position + 1 :])[1]
         elif name in known and not word.startswith("-"):
-            return position + 1, name, None
+            return _Launcher(name, position + 1)
         elif position and words[position - 1] == "-m" and word in known:
-            return position + 1, word, None
+            return _Launcher(word, position + 1)
         elif _PYTHON.fullmatch(name):
             module = _module(words, position)
             if module is not None and os.path.basename(words[module]) in known:
-                return module + 1, os.path.basename(words[module]), None
+                return _Launcher(os.path.basename(words[module]), module + 1)
             break
         elif name == "eval" and position == 0 and (inner := launches(" ".join(words[1:]), source)):
-            return 0, "", inner[0]
+            return inner[0]
         elif SHELL_OPTION.fullmatch(word) and position and os.path.basename(words[position - 1]) in _SHELLS:
             # Double quotes keep what the outer shell shall not expand: `bash -c "... \\$SLURM_PROCID"`.
             script = "".join(words[position + 1 : position + 2]).replace("\\$", "$")
-            if script.strip() and (inner := launches(script, source, known=_used(script, given))):
-                return 0, "", inner[0]
+            if script.strip() and (inner := launches(script, source, known=_used(script, variables))):
+                return inner[0]
         is_contained = is_contained or name in _CONTAINERS
         if position == 0 and name not in PREFIXES and not (word.startswith("$") and "-m" in words[1:4]):
             break
     return step
 
 
-def _used(script: str, given: Sequence[Mapping[str, str]]) -> dict[str, str]:
+def _used(script: str, mappings: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Returns the variables that a script names, of those that it gets; the last of several wins."""
     names = set(_NAMED.findall(script))
-    return {name: variables[name] for variables in given for name in names if name in variables}
+    return {name: variables[name] for variables in mappings for name in names if name in variables}
 
 
 def _module(words: Sequence[str], position: int) -> int | None:
@@ -261,9 +269,9 @@ def _hidden(command: ShellCommand) -> dict[str, _Hidden]:
         while words and ASSIGNMENT.fullmatch(words[0]):  # run="NCCL_DEBUG=INFO deepspeed ..."
             words = words[1:]
         words = words if words[:1] != ["-m"] else ["python", *words]  # DISTRIBUTED="-m torch.distributed.run ..."
-        found = _found(words, Source("command", ""))
-        if found is not None and found[1] != "srun" and found[2] is None:
-            hidden[name] = _Hidden(found[1], command.line, len(words) > found[0])
+        found = _find_launcher(words, Source("command", ""))
+        if isinstance(found, _Launcher) and found.name != "srun":
+            hidden[name] = _Hidden(found.name, command.line, len(words) > found.end)
     return hidden
 
 
