@@ -114,17 +114,17 @@ def _positive(text: str) -> float:
 class Punisher:
     """Makes the faults of a job happen. Call `tick` several times a second."""
 
-    def __init__(self, faults: Iterable[Fault], now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    def __init__(self, faults: Iterable[Fault], clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._begin: float | None = None
-        self._left = [each for each in faults if each.every is None]
+        self._pending = [each for each in faults if each.every is None]
         self._random = [(each, random.Random(each.seed), [0.0]) for each in faults if each.every is not None]
         self._stopped: list[tuple[float, str]] = []  # When they go on, and their names.
 
     def tell_left(self, say: Say) -> None:
         """Says at the end of a job which faults have not happened: nobody should take it for one that has survived them."""
         why = "" if self._begin is not None else ": no step of a `fit` was seen"
-        for each in [*self._left, *(fault for fault, _, _ in self._random if self._begin is None)]:
+        for each in [*self._pending, *(fault for fault, _, _ in self._random if self._begin is None)]:
             when = (
                 f"every={each.every:g}" if each.every else f"after={each.after:g}" if each.step is None else f"step={each.step}"
             )
@@ -132,7 +132,7 @@ class Punisher:
 
     def tick(self, report: Path, alive: Iterable[str], send: Send, say: Say) -> None:
         """Makes those faults happen whose time has come. `report` is the file of the report of the current attempt."""
-        now = self._now()
+        now = self._clock()
         steps = _steps(report)
         if self._begin is None and steps > 0:
             self._begin = now
@@ -140,8 +140,8 @@ class Punisher:
                 next_at[0] = now + (each.every or 0.0)
         if self._begin is not None:
             seconds = now - self._begin
-            for each in [each for each in self._left if each.is_due(steps, seconds)]:
-                self._left.remove(each)
+            for each in [each for each in self._pending if each.is_due(steps, seconds)]:
+                self._pending.remove(each)
                 self._fail(each, each.tasks, now, send, say)
             for each, chance, next_at in self._random:
                 if each.every is not None and now >= next_at[0]:

@@ -53,7 +53,7 @@ class Hogwild(Simulation):
         return self._between if self._steps is None else min(self._between, -(-self._steps // self.count))
 
     def _begin_epoch(self) -> None:
-        self._left = self._epoch
+        self._steps_left = self._epoch
         self._calls = 0 if self._epoch is None else -(-self._epoch // self._per_call())
         self._calls_begun, self._calls_done = [0] * self.count, 0
         self._idle: list[int] = []
@@ -67,9 +67,9 @@ class Hogwild(Simulation):
     def call(self, worker: int) -> None:
         """Makes the next call of a worker, and then the one after it; waits at the end of an epoch."""
         steps = self._between
-        if self._left is not None:
-            steps = min(self._per_call(), self._left)
-            self._left -= steps
+        if self._steps_left is not None:
+            steps = min(self._per_call(), self._steps_left)
+            self._steps_left -= steps
             if not steps:
                 self._idle.append(worker)
                 if len(self._idle) == self.count:
@@ -165,7 +165,7 @@ class Hogwild(Simulation):
         """Returns how many groups push to the round of a call (strategies/hogwild/timing/pushes_left.py)."""
         workers, begun = self.count, self._calls_begun
         scheduled = self._calls_done + IN_FLIGHT * workers
-        if self._left is None or scheduled < self._calls:
+        if self._steps_left is None or scheduled < self._calls:
             return workers
         as_far = sum(each >= begun[worker] for each in begun)
         return as_far + min(self._calls - sum(begun), workers - as_far)
@@ -213,7 +213,7 @@ class _Push:
         self._half = hogwild.way.worker / fragments / 2  # The worker's own work: half of it before, half after the messages.
         count = len(hogwild.sent) * shards
         self._replied = after_all(count, lambda: hogwild.workers[worker].cores.run(self._half, then))
-        self._held: list[tuple[int, Then]] = []
+        self._held_replies: list[tuple[int, Then]] = []
         self._ended_somewhere = after_all(count, self._ended_everywhere)
 
     def begin(self) -> None:
@@ -247,11 +247,11 @@ class _Push:
 
     def _hold(self, number: int, reply: Then) -> None:
         """Sends a reply when the rounds of all ps have ended, as strategies/hogwild/synchronization/push_pull.py does."""
-        self._held.append((number, reply))
+        self._held_replies.append((number, reply))
         self._hogwild.links.tell(self._hogwild.servers[number], self._hogwild.workers[self._worker], self._ended_somewhere)
 
     def _ended_everywhere(self) -> None:
-        for number, reply in self._held:
+        for number, reply in self._held_replies:
             self._hogwild.links.tell(self._hogwild.workers[self._worker], self._hogwild.servers[number], reply)
 
     def _reply(self, number: int) -> None:
