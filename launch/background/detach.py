@@ -67,7 +67,7 @@ def run_in_background(backend: str, back_end: Attached, plan: Plan, settings: Se
             return 0
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         sys.stderr.write(folder.output.read_text(encoding="utf-8", errors="replace"))
-        if code > 128:  # Who has cancelled it asks for its state.
+        if code > 128:  # Whoever has cancelled it asks for its state.
             print_error(f"{handle_of(backend, folder.id)} was ended before its tasks ran")
         else:
             folder.remove()

@@ -45,7 +45,7 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
     cluster = plan.job.cluster
     if note := strategies.tpu_note(cluster):
         print(f"tfdist: {note}", file=sys.stderr)
-    # Who chooses the level wants to see what it shows.
+    # Whoever chooses the level wants to see what it shows.
     verbose = plan.job.verbose or LEVEL in {**os.environ, **plan.job.environment}
     terminal = Terminal([task.name for task in cluster.tasks], verbose=verbose)
     watcher.begins(terminal.say)

@@ -167,7 +167,7 @@ class Supervisor:
 
     def _loop(self, verdict: Callable[[], "Failure | bool"], limit: float | None) -> Failure | None:
         """Handles events until `verdict` returns a Failure, which it returns, or True, or until `limit` seconds have passed."""
-        clock = RunningTime()  # Tasks have the whole time, also if the launcher is stopped meanwhile.
+        clock = RunningTime()  # Tasks have the whole time, even if the launcher is stopped meanwhile.
         begin = clock()
         while limit is None or clock() - begin < limit:
             if (event := self._tasks.poll(TICK_SECONDS)) is not None:

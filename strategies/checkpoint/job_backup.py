@@ -186,7 +186,7 @@ class _Backups:
         return [path for path in found if _NAME.match(os.path.basename(path))]  # The others are the program's own.
 
     def has_restored_metrics(self, model: Any) -> bool:
-        """Returns whether the metrics of a model hold those of the epoch under way, from a backup within it."""
+        """Returns whether the metrics of a model hold those of the current epoch, from a backup within it."""
         return model in self._of_model and self._of_model[model].has_restored_metrics
 
     def end(self, failed: bool) -> None:

@@ -175,7 +175,7 @@ class DataParallelHooks(KerasHooks):
         return self._together(predict)
 
     def _together(self, execute: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Lets the other tasks know of executions that last long, and compares the first batches that the tasks have read."""
+        """Lets the other tasks know of long executions, and compares the first batches that the tasks have read."""
         if (calls := self._calls) is None:
             return execute
 

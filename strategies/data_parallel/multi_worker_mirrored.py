@@ -95,7 +95,7 @@ def create(cluster: Cluster, start_timeout: float) -> "MultiWorkerMirrored":
 
 
 def _check_devices(devices: list[str], cluster: Cluster, me: Task, timeout: float) -> None:
-    """Raises ClusterError if the tasks do not have the same devices: TensorFlow's collectives would wait for ever."""
+    """Raises ClusterError if the tasks do not have the same devices: TensorFlow's collectives would wait forever."""
     names = [task.name for task in cluster.training_tasks]
     publish(f"devices/{me.name}", f"{len(devices)} {devices[0].partition(':')[0]}")
     found = {name: published(f"devices/{name}", timeout) for name in names}

@@ -1,4 +1,4 @@
-"""Finds out that tasks which train together make different calls, before they wait for each other for ever.
+"""Finds out that tasks which train together make different calls, before they wait for each other forever.
 
 Under multi_worker_mirrored every execution of a `fit`, `evaluate` or `predict` is collective. A program that evaluates in one
 task only, as it would with Horovod, or gives tasks different numbers of batches, would wait without end and without a word. So
@@ -87,7 +87,7 @@ class SameCalls:
         self._agreements = 0
         self._executions = 0
         self._sources = 0
-        self._execution: tuple[int, float] | None = None  # The number of the one that lasts, and when it began.
+        self._execution: tuple[int, float] | None = None  # The number of the one that runs, and when it began.
         self._published_number: int | None = None  # The number of the one that the others know of.
         self._next_look = 0, LOOK_SECONDS  # The number of an execution, and how long it lasts then.
         self._watchers: list[threading.Thread] = []

@@ -182,7 +182,7 @@ class _Affine:
 
     Args:
         sources: the tensors that are the value.
-        graphs: the graph that is traced, those around it, and at last that of the function.
+        graphs: the graph that is traced, those around it, and finally that of the function.
         shape: the shape of the value.
     """
 

@@ -15,14 +15,14 @@ SETTLE, MEASURED = 4, 5
 """Calls of each group in an order before they count, and those that count."""
 
 REPEAT, SOONEST = 50, 10
-"""The orders are tried again after so many times as many calls, or after the second number if the speed has changed."""
+"""The orders are tried again after this many times as many calls, or after the second number if the speed has changed."""
 
 CHANGED = 1.5
-"""The speed has changed, as that of a link, if groups make so many times more or fewer steps than when orders were tried."""
+"""The speed has changed, as that of a link, if groups make this many times more or fewer steps than when orders were tried."""
 
 LATE = 3.0
-"""A call that takes so many times as long as the last ones does not count, and nobody waits for it. Nor for the calls of a
-group that makes so many times fewer than another one."""
+"""A call that takes this many times as long as the last ones does not count, and nobody waits for it. Nor for the calls of a
+group that makes this many times fewer than another one."""
 
 
 class Turns:

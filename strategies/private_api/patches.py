@@ -134,7 +134,7 @@ APPLY = {
     for owner in (TFOptimizer, LossScaleOptimizer, MultiOptimizer)
     if owner is not None
 }
-SCALE_BY_OPTIMIZER = PatchPoint(LossScaleOptimizer, "scale_loss", "self, loss", "A step would keep the first scale for ever.")
+SCALE_BY_OPTIMIZER = PatchPoint(LossScaleOptimizer, "scale_loss", "self, loss", "A step would keep the first scale forever.")
 SCALE_BY_FACTOR = PatchPoint(TFOptimizer, "scale_loss", "self, loss", "A loss counts by its share before it is scaled.")
 ALL_REDUCE_GRADIENTS = PatchPoint(
     TFOptimizer, "_all_reduce_sum_gradients", "self, grads_and_vars", "Gradients that are added up are not added up again."

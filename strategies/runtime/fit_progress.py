@@ -28,7 +28,7 @@ _open: "set[FitProgress]" = set()
 
 
 def close_all() -> None:
-    """Notes that the program has finished, also if it has left a `fit` by `sys.exit`, or one goes on in a thread."""
+    """Notes that the program has finished, even if it has left a `fit` by `sys.exit`, or one goes on in a thread."""
     for progress in list(_open):
         progress.close()
 

@@ -118,7 +118,7 @@ def _task(name: str, pod: Mapping[str, Any] | None, warnings: Mapping[str, str],
 
 
 def _deletion(pod: Mapping[str, Any]) -> str:
-    """Returns why a pod that has not ended is being deleted; empty if it is not. On a lost node it stays so for ever."""
+    """Returns why a pod that has not ended is being deleted; empty if it is not. On a lost node it stays so forever."""
     if "deletionTimestamp" not in pod["metadata"]:
         return ""
     disruption = _disruption(pod.get("status", {}))
