@@ -96,39 +96,62 @@ def launches(
         ClusterError: for a quotation that does not end, and for a launcher that is only the value of a variable.
     """
     found: list[Launch] = []
-    inherited: Mapping[str, str] = {}
-    exported: list[Launch] = []
-    group: dict[str, str] = {}  # What is exported until a variable gets another value: the variables of one task.
-    is_known = False
-    hidden: dict[str, _Hidden] = {}
-    used: _Hidden | None = None
+    script = _Assignments()
     for command in commands(check_text(text, source), source, known):
-        variables = {**inherited, **command.variables}
-        used = used or next((hidden[name] for word in command.words for name in _NAMED.findall(word) if name in hidden), None)
+        script.note_use(command.words)
         if not command.words:
-            inherited = variables
-            if group.keys() & command.variables.keys():
-                group, is_known = {}, False
-            group |= command.variables
-            if (name := _environment(group)) is not None:
-                exported[len(exported) - is_known :] = [Launch(name, (), command.line, variables)]
-                is_known = True
-            hidden |= _hidden(command)
-            used = used or next((entry for entry in hidden.values() if entry.has_options), None)
-        elif (launch := _launch(command, variables, source, known)) is not None:
+            script.add(command)
+        elif (launch := _launch(command, {**script.variables, **command.variables}, source, known)) is not None:
             found.append(launch)
             if len(found) == MAX_LAUNCHERS:
                 break
-    if used is not None and all(launch.words[:1] == ("srun",) for launch in found):
+    if script.used is not None and all(launch.words[:1] == ("srun",) for launch in found):
         raise source.error(
-            f"{used.launcher} is put into a variable, and this one is not expanded; give the command itself",
-            line=used.line if has_lines else None,
+            f"{script.used.launcher} is put into a variable, and this one is not expanded; give the command itself",
+            line=script.used.line if has_lines else None,
         )
-    if not found and len(exported) > 1:
-        return exported[:MAX_LAUNCHERS]  # Each for the commands behind it, as where a script starts several tasks.
-    if not found and (name := _environment(inherited)) is not None:
-        return [Launch(name, (), 1, inherited)]
-    return found
+    return found or script.launches()
+
+
+class _Assignments:
+    """The assignments of a script that stand alone, `export A=1`.
+
+    Attributes:
+        variables: all variables so far.
+        used: a launcher in a variable that a command uses, or that has options, so that a command will; None if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.variables: dict[str, str] = {}
+        self.used: _Hidden | None = None
+        self._hidden: dict[str, _Hidden] = {}
+        self._launches: list[Launch] = []
+        self._group: dict[str, str] = {}  # Those of one task: all until a variable gets another value.
+        self._is_task = False  # Whether the last of the launches is of this group.
+
+    def note_use(self, words: Sequence[str]) -> None:
+        """Notes whether a command uses a launcher in a variable."""
+        names = (name for word in words for name in _NAMED.findall(word))
+        self.used = self.used or next((self._hidden[name] for name in names if name in self._hidden), None)
+
+    def add(self, command: ShellCommand) -> None:
+        """Adds the assignments of a command without a program."""
+        self.variables |= command.variables
+        if self._group.keys() & command.variables.keys():
+            self._group, self._is_task = {}, False
+        self._group |= command.variables
+        if (name := _environment(self._group)) is not None:
+            self._launches[len(self._launches) - self._is_task :] = [Launch(name, (), command.line, dict(self.variables))]
+            self._is_task = True
+        self._hidden |= _hidden(command)
+        self.used = self.used or next((entry for entry in self._hidden.values() if entry.has_options), None)
+
+    def launches(self) -> list[Launch]:
+        """Returns what the assignments describe: several tasks, each for the commands behind it, or one."""
+        if len(self._launches) > 1:
+            return self._launches[:MAX_LAUNCHERS]
+        name = _environment(self.variables)
+        return [] if name is None else [Launch(name, (), 1, self.variables)]
 
 
 def _launch(command: ShellCommand, variables: Mapping[str, str], source: Source, known: Mapping[str, str]) -> Launch | None:
