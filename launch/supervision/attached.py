@@ -105,8 +105,8 @@ def _run(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher, t
             except (ClusterError, BackendError, SystemExit) as error:
                 outcome = _not_started_again(outcome, error)
                 break
-        if settings.punisher is not None:
-            settings.punisher.tell_left(terminal.say)
+        if settings.fault_injector is not None:
+            settings.fault_injector.say_pending(terminal.say)
         values = summary.make(plan.job, files, outcome, restarts.count, earlier)
         code = _report(plan, files, outcome, values, settings.summary, terminal)
         watcher.changed(dataclasses.replace(outcome.status, exit_code=code))

@@ -1,4 +1,4 @@
-"""`Punisher`: kills and stops tasks on purpose, to see whether a job survives it (`--fail_at`).
+"""`FaultInjector`: kills and stops tasks on purpose, to see whether a job survives it (`--fail_at`).
 
 It counts the steps of the task that reports, which that task writes into a file beside its report. What was done stays done
 when the whole job is started again.
@@ -111,7 +111,7 @@ def _positive(text: str) -> float:
     return number
 
 
-class Punisher:
+class FaultInjector:
     """Makes the faults of a job happen. Call `tick` several times a second."""
 
     def __init__(self, faults: Iterable[Fault], clock: Callable[[], float] = time.monotonic) -> None:
@@ -121,7 +121,7 @@ class Punisher:
         self._random = [(each, random.Random(each.seed), [0.0]) for each in faults if each.every is not None]
         self._stopped: list[tuple[float, str]] = []  # When they go on, and their names.
 
-    def tell_left(self, say: Say) -> None:
+    def say_pending(self, say: Say) -> None:
         """Says at the end of a job which faults have not happened: nobody should take it for one that has survived them."""
         why = "" if self._begin is not None else ": no step of a `fit` was seen"
         for each in [*self._pending, *(fault for fault, _, _ in self._random if self._begin is None)]:
