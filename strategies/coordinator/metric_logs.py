@@ -194,9 +194,9 @@ class MetricLogs:
             variable._value.known_sum = functools.partial(_part_of_sum, weakref.ref(self), number)
             variable._value.when_assigned = functools.partial(_begin_at, weakref.ref(self), number)
 
-    def hand_over(self, logs: Any) -> None:
-        """Notes that Keras gets these logs. What a callback resets then counts the steps after them."""
-        self._read.hand_over(logs)
+    def note_read(self, logs: Any) -> None:
+        """Notes that Keras reads these logs. What a callback resets then counts the steps after them."""
+        self._read.note_read(logs)
         self._read.is_open = True
         if not self._listens:  # Others have used the metrics, or a callback has reset them, and these steps were made before.
             self._listen()
