@@ -50,9 +50,15 @@ class Network:
     """`count` nodes and the processes in them; closing it ends those processes and takes the network away.
 
     Use it as a context manager. Node k has the address `address(k)` and runs on core k modulo the number of cores.
+
+    Args:
+        count: number of nodes.
+        slow_start_after_idle: whether a TCP connection that sent nothing for 0.2 s or more begins slowly again, which is
+            Linux's default (man 7 tcp).
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, slow_start_after_idle: bool = True) -> None:
+        self._slow_start_after_idle = slow_start_after_idle
         self.names = [f"tfdist-{os.getpid()}-{node}" for node in range(count)]
         self._switch = f"tfdist-{os.getpid()}-switch"
         self._cores = sorted(os.sched_getaffinity(0))
@@ -80,6 +86,8 @@ class Network:
                 _run("ip", "-n", name, "addr", "add", f"{self.address(node)}/24", "dev", "eth0")
                 for interface in ("lo", "eth0"):
                     _run("ip", "-n", name, "link", "set", interface, "up")
+                setting = f"echo {int(self._slow_start_after_idle)} > /proc/sys/net/ipv4/tcp_slow_start_after_idle"
+                _run("ip", "netns", "exec", name, "sh", "-c", setting)
                 # As Linux does it where nobody has chosen. BBR, some machines' default, holds on to the rate of earlier turns.
                 here, there = ["local", self.address(node), "dev", "lo", "table", "local"], ["10.77.0.0/24", "dev", "eth0"]
                 for route in (here, there):

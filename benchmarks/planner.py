@@ -37,6 +37,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_list("models", ["wide", "deep", "convolutions"], "Models of planner_program.py.")
 flags.DEFINE_list("links", ["60mbit", "200mbit"], "Rates of the links.")
 flags.DEFINE_list("ways", [], "Only the ways whose name contains one of these.")
+flags.DEFINE_bool("slow_start_after_idle", True, "Linux's setting net.ipv4.tcp_slow_start_after_idle on the nodes.")
 flags.DEFINE_float("seconds", 8.0, "Seconds that count for each link.")
 flags.DEFINE_string("measurements", None, "Folder with a measurement MODEL.json per model; those that are missing are made.")
 flags.DEFINE_string("results", None, "File to which results are added as lines of JSON; what it has is not run again.")
@@ -266,7 +267,7 @@ def run(results: list[Result], path: Path | None) -> None:
             rates = [rate for rate in FLAGS.links if (model, rate, way) not in done]
             if not rates:
                 continue
-            with networks.Network(option.machines) as network:
+            with networks.Network(option.machines, FLAGS.slow_start_after_idle) as network:
                 try:
                     found = measure(network, option, model, rates, 3000 + 20 * number)
                 except RuntimeError as error:

@@ -98,7 +98,7 @@ class Cluster:
         partial: whether this is the view of one task, as TFJob's `enableDynamicWorker` gives it. Other tasks may exist.
         source: source of the description; not compared.
         task: (job, index) of the process that read it from its environment, or None; not compared.
-        says: `sync_period` and options of synchronization that are given also where they are the defaults; not compared.
+        says: `sync_period` and options of synchronization that are given, even where they are the defaults; not compared.
 
     Raises:
         ClusterError: if the tasks and groups contradict each other.

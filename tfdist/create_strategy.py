@@ -16,10 +16,10 @@ import dataclasses
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tfdist.choice import Choice, choose, prepared
-from tfdist.cluster import Cluster
+from tfdist.cluster import Cluster, Task
 from tfdist.dialects import description
 from tfdist.flags import cluster_from_flags, is_flag_values, with_flags
 from tfdist.process_cluster import Rendezvous, is_measured, resolve_cluster, set_current_cluster
@@ -72,14 +72,9 @@ def strategy(
         UnsupportedVersionError: if TensorFlow or Keras is too old, lacks a private name that tfdist builds on, or has another
             backend than TensorFlow.
     """
-    if is_flag_values(cfg):
-        if start_timeout is None and not cfg["start_timeout"].using_default_value:
-            start_timeout = cfg.start_timeout
-        rendezvous_timeout = cfg.rendezvous_timeout if rendezvous_timeout is None else rendezvous_timeout
-    start_timeout = min(_launchers_start_timeout() if start_timeout is None else start_timeout, LONGEST_TIMEOUT)
-    limit = min(DEFAULT_RENDEZVOUS_TIMEOUT if rendezvous_timeout is None else rendezvous_timeout, LONGEST_TIMEOUT)
+    start_timeout, rendezvous_timeout = _timeouts(cfg, start_timeout, rendezvous_timeout)
     is_child = _is_imported_by_a_child()
-    meet: Rendezvous = RankInfo.outline if is_child else lambda rank_info: rendezvous(rank_info, limit)
+    meet: Rendezvous = RankInfo.outline if is_child else lambda rank_info: rendezvous(rank_info, rendezvous_timeout)
     cluster = _resolve(cfg, synchronization, meet)
     if is_child and len(cluster.training_tasks) > 1:
         raise RuntimeError(
@@ -98,11 +93,7 @@ def strategy(
     choice = choose(cluster)
     _check(cluster, choice)
     if cluster.task and cluster.task[0] in strategies.serving_jobs(choice.strategy) and not _is_chief_too(cluster):
-        from tfdist.strategies.own_devices import take_for_serving
-        from tfdist.strategies.runtime.server import serve
-
-        take_for_serving(cluster, choice.strategy)
-        serve(cluster.addressed(), cluster.find(*cluster.task), start_timeout)
+        _serve(cluster, cluster.find(*cluster.task), choice, start_timeout)
     return _create(cluster, choice, start_timeout)
 
 
@@ -119,6 +110,17 @@ def rendezvous(rank_info: RankInfo, timeout: float = DEFAULT_RENDEZVOUS_TIMEOUT)
 
         _clusters_of_ranks[rank_info] = meet(rank_info, timeout)
     return _clusters_of_ranks[rank_info]
+
+
+def _timeouts(cfg: Any, start_timeout: float | None, rendezvous_timeout: float | None) -> tuple[float, float]:
+    """Returns both timeouts of `strategy` in seconds: as given, else as the flags say, else their defaults."""
+    if is_flag_values(cfg):
+        if start_timeout is None and not cfg["start_timeout"].using_default_value:
+            start_timeout = cfg.start_timeout
+        rendezvous_timeout = cfg.rendezvous_timeout if rendezvous_timeout is None else rendezvous_timeout
+    start_timeout = _launchers_start_timeout() if start_timeout is None else start_timeout
+    rendezvous_timeout = DEFAULT_RENDEZVOUS_TIMEOUT if rendezvous_timeout is None else rendezvous_timeout
+    return min(start_timeout, LONGEST_TIMEOUT), min(rendezvous_timeout, LONGEST_TIMEOUT)
 
 
 def _launchers_start_timeout() -> float:
@@ -184,6 +186,15 @@ def _check(cluster: Cluster, choice: Choice) -> None:
     note = strategies.tpu_note(cluster)
     for warning in (*([note] if note else []), *cluster.synchronization.warnings(len(cluster.worker_groups))):
         _log.warning("%s", warning)
+
+
+def _serve(cluster: Cluster, task: Task, choice: Choice, start_timeout: float) -> NoReturn:
+    """Serves as `task` until the chief has finished, and ends the process."""
+    from tfdist.strategies.own_devices import take_for_serving
+    from tfdist.strategies.runtime.server import serve
+
+    take_for_serving(cluster, choice.strategy)
+    serve(cluster.addressed(), task, start_timeout)
 
 
 def _create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distribute.Strategy":

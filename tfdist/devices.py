@@ -7,6 +7,7 @@ set limits what is distributed, and by hand it is the task's own.
 """
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -129,16 +130,18 @@ def plan(
         wanted = [max(1, len(gpus) // max(1, len(computing)))] * len(computing)
     if strategy == "default" and per_task is None:
         return Plan(variable, gpus, shares, gpus[1:])  # TensorFlow sees all, and uses the first.
-    position = 0
-    places = []
-    for number in (min(number or (0 if number == 0 else 1), len(gpus)) for number in wanted):
-        places.append(tuple((position + i) % len(gpus) for i in range(number)))
-        position += number
+    places = _places([min(1 if number is None else number, len(gpus)) for number in wanted], len(gpus))
     users = Counter(place for own in places for place in own)
     for task, own in zip(computing, places, strict=True):
         shares[task.name] = Share(tuple(gpus[place] for place in own), own, any(users[place] > 1 for place in own))
     ordered = {task.name: shares[task.name] for task in tasks}
     return Plan(variable, gpus, ordered, tuple(gpu for place, gpu in enumerate(gpus) if not users[place]))
+
+
+def _places(numbers: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """Returns which of `count` GPUs each task gets, given how many it gets: they take turns, from the first GPU on."""
+    begins = itertools.accumulate(numbers, initial=0)
+    return [tuple((begin + i) % count for i in range(number)) for begin, number in zip(begins, numbers, strict=False)]
 
 
 def with_gpus_per_task(cluster: Cluster, strategy: str, number: int) -> Cluster:

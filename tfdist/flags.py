@@ -137,7 +137,7 @@ def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | RankInfo | No
         raise Source("flags", "--hostfile").error("it goes with --cluster; a hostfile alone does not describe the tasks")
     else:
         cluster = from_environment()
-    if cluster is None and (given := _hogwild_flags(flag_values)):
+    if cluster is None and (given := hogwild_flags(flag_values)):
         raise Source("flags", f"--{next(iter(given))}").error(
             "it is an option of hogwild, and no cluster is described; give --tier or --cluster"
         )
@@ -218,24 +218,29 @@ def _tasks_fault(cluster: Cluster, spanned: int, devices: int | None) -> str | N
     return None
 
 
-def _hogwild_flags(flag_values: flags.FlagValues) -> dict[str, Any]:
+def hogwild_flags(flag_values: flags.FlagValues) -> dict[str, Any]:
     """Returns the values of Hogwild's flags that are set, by flag."""
     return {name: flag_values[name].value for name in HOGWILD_FLAGS if flag_values[name].value is not None}
 
 
+def option_of(flag: str) -> str:
+    """Returns the field of `Synchronization` that a flag sets."""
+    return "weights" if flag == "synchronization_weights" else flag
+
+
 def _with_hogwild_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cluster:
-    values = _hogwild_flags(flag_values)
+    values = hogwild_flags(flag_values)
     if not values:
         return cluster
     choice = choose(dataclasses.replace(cluster, synchronization=Synchronization()))
     for flag, value in values.items():
         if fault := refused(choice, flag, value):
             raise Source("flags", f"--{flag}").error(fault)
-    says = cluster.says | {"weights" if name == "synchronization_weights" else name for name in values}
+    says = cluster.says | set(map(option_of, values))
     period = values.pop("sync_period", cluster.sync_period)
     if not 1 <= period < 2**31:
         raise Source("flags", "--sync_period").error(f"{period} is not right; expected a whole number from 1")
-    options = {"weights" if name == "synchronization_weights" else name: value for name, value in values.items()}
+    options = {option_of(flag): value for flag, value in values.items()}
     for flag, name in zip(values, options, strict=True):
         if fault := problem(name, options[name]):
             raise Source("flags", f"--{flag}").error(fault)

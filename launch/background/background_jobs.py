@@ -121,7 +121,7 @@ def _lines(path: Path, folder: JobFolder, follow: bool) -> Iterator[str]:
     with file:
         while True:
             has_ended = not follow or folder.status().state.is_final  # Before the read, which then gets everything.
-            if os.fstat(file.fileno()).st_size < file.tell():  # Who rotates logs has cut it (copytruncate).
+            if os.fstat(file.fileno()).st_size < file.tell():  # It was rotated, and cut (copytruncate).
                 file.seek(0)
             while data := file.read(_READ_BYTES):
                 *finished, buffered = (buffered + data).split(b"\n")

@@ -49,32 +49,37 @@ def run_in_background(backend: str, back_end: Attached, plan: Plan, settings: Se
     pid = os.fork()
     if pid:
         os.close(write_end)
-        try:
-            with open(read_end, "rb") as pipe:
-                is_late = not select.select([pipe], [], [], HANDLE_SECONDS)[0]
-                answer = b"" if is_late else pipe.read()
-        except KeyboardInterrupt:  # Nobody has the handle of this job.
-            os.kill(pid, signal.SIGTERM)
-            os.waitpid(pid, 0)
-            folder.remove()
-            return 128 + signal.SIGINT
-        if is_late:
-            print_error("its tasks are not being started yet; tfdist logs and tfdist status tell more, with this handle")
-        if is_late or answer == _STARTED:
-            print(handle_of(backend, folder.id))
-            if {"SLURM_JOB_ID", "SLURM_TASK_PID"} <= os.environ.keys():  # In a batch script, or in a task of srun.
-                print_error(_ENDED_BY_SLURM)
-            return 0
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        sys.stderr.write(folder.output.read_text(encoding="utf-8", errors="replace"))
-        if code > 128:  # Who has cancelled it asks for its state.
-            print_error(f"{handle_of(backend, folder.id)} was ended before its tasks ran")
-        else:
-            folder.remove()
-        return code if code > 0 else 1
+        return _await_start(pid, read_end, handle_of(backend, folder.id), folder)
     os.close(read_end)
     _leave_terminal(folder)
     os._exit(_supervise(back_end, plan, settings, folder, write_end))
+
+
+def _await_start(pid: int, started_pipe: int, handle: str, folder: JobFolder) -> int:
+    """Waits for what the process with this id says of the start, and tells the user; returns the exit code of the command."""
+    try:
+        with open(started_pipe, "rb") as pipe:
+            is_late = not select.select([pipe], [], [], HANDLE_SECONDS)[0]
+            answer = b"" if is_late else pipe.read()
+    except KeyboardInterrupt:  # Nobody has the handle of this job.
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+        folder.remove()
+        return 128 + signal.SIGINT
+    if is_late:
+        print_error("its tasks are not being started yet; tfdist logs and tfdist status tell more, with this handle")
+    if is_late or answer == _STARTED:
+        print(handle)
+        if {"SLURM_JOB_ID", "SLURM_TASK_PID"} <= os.environ.keys():  # In a batch script, or in a task of srun.
+            print_error(_ENDED_BY_SLURM)
+        return 0
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    sys.stderr.write(folder.output.read_text(encoding="utf-8", errors="replace"))
+    if code > 128:  # Whoever has cancelled it asks for its state.
+        print_error(f"{handle} was ended before its tasks ran")
+    else:
+        folder.remove()
+    return code if code > 0 else 1
 
 
 def _supervise(back_end: Attached, plan: Plan, settings: Settings, folder: JobFolder, started_pipe: int) -> int:

@@ -41,8 +41,8 @@ from tfdist.launch.command_line import checks, defaults, splitting
 from tfdist.launch.commands import dry_run, run_flags
 from tfdist.launch.commands.help_topics import help_text
 from tfdist.launch.errors import UsageError, print_error
+from tfdist.launch.jobs.fault_injection import COUNT_STEPS
 from tfdist.launch.jobs.job import Job, Program
-from tfdist.launch.jobs.punisher import COUNT_STEPS
 from tfdist.launch.jobs.settings import Settings
 from tfdist.launch.supervision import backups, scaling
 from tfdist.launch.supervision.attached import run_attached

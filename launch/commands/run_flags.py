@@ -8,7 +8,7 @@ from absl import flags
 from tfdist.create_strategy import LONGEST_TIMEOUT
 from tfdist.errors import nearest
 from tfdist.launch.errors import UsageError
-from tfdist.launch.jobs.punisher import Punisher, fault
+from tfdist.launch.jobs.fault_injection import FaultInjector, fault
 from tfdist.launch.jobs.restarts import MAX_RESTARTS, WINDOW_SECONDS
 from tfdist.launch.jobs.settings import GRACE_SECONDS, Settings
 from tfdist.launch.terminal.live_view import VIEWS
@@ -102,7 +102,7 @@ def settings(values: flags.FlagValues, tasks: Iterable[str]) -> Settings:
         tensorboard=values.tensorboard,
         backup_dir=values.backup_dir,
         backup_freq=values.backup_freq,
-        punisher=Punisher([fault(text, names) for text in values.fail_at]) if values.fail_at else None,
+        fault_injector=FaultInjector([fault(text, names) for text in values.fail_at]) if values.fail_at else None,
     )
 
 

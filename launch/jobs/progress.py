@@ -8,7 +8,7 @@ from typing import Any
 
 SUFFIX = ".progress"
 STEPS_SUFFIX = ".steps"
-"""The suffix of the file with the number of steps, which only `--fail_at` reads (punisher.py)."""
+"""The suffix of the file with the number of steps, which only `--fail_at` reads (fault_injection.py)."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tfdist.launch.jobs.punisher import Punisher
+from tfdist.launch.jobs.fault_injection import FaultInjector
 from tfdist.launch.jobs.restarts import MAX_RESTARTS, WINDOW_SECONDS
 
 GRACE_SECONDS = 5.0
@@ -32,7 +32,7 @@ class Settings:
         tensorboard: the folder that TensorBoard shows during the job, or None.
         backup_dir: folder of the backup from which a job that is started again continues, or None.
         backup_freq: how often it is written: "epoch", or a number of batches; None for the default.
-        punisher: makes tasks fail on purpose; None for the usual.
+        fault_injector: makes tasks fail on purpose; None for the usual.
     """
 
     log_dir: str | None = None
@@ -48,7 +48,7 @@ class Settings:
     tensorboard: str | None = None
     backup_dir: str | None = None
     backup_freq: str | None = None
-    punisher: Punisher | None = None
+    fault_injector: FaultInjector | None = None
 
     def restarts_of(self, job: str) -> int:
         """Returns how often a task of `job` is restarted."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 from absl import flags
 
@@ -11,7 +10,7 @@ from tfdist.cluster import Cluster
 from tfdist.dialects.parsing.document import MAX_TASKS
 from tfdist.dialects.registry import override_flags
 from tfdist.errors import Source
-from tfdist.flags import HOGWILD_FLAGS, PARTITION_FLAGS, cluster_from_flags, define_flags, describes
+from tfdist.flags import HOGWILD_FLAGS, PARTITION_FLAGS, cluster_from_flags, define_flags, describes, hogwild_flags, option_of
 from tfdist.launch.command_line import checks, splitting
 from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs.job import Program
@@ -143,15 +142,13 @@ def parsed(argv: list[str]) -> Arguments | None:
     period = values["sync_period"].value
     if period is not None and period < 1:
         raise UsageError(f"--sync_period {period}: expected a whole number from 1")
-    options = {name: values[name].value for name in HOGWILD_FLAGS if values[name].value is not None}
+    options = hogwild_flags(values)
     for name in ("strategy", *HOGWILD_FLAGS):
         values[name].value = None
     cluster, notes = _cluster(values)
     base = Synchronization() if cluster is None else cluster.synchronization
     options.pop("sync_period", None)
-    changes: dict[str, Any] = {
-        "weights" if name == "synchronization_weights" else name: value for name, value in options.items()
-    }
+    changes = {option_of(flag): value for flag, value in options.items()}
     if base.topology != "global" or changes.get("topology", "global") != "global":
         notes = (*notes, "rings and pairs of groups are not predicted: the table is about global parameters")
         changes["topology"] = "global"

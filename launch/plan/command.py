@@ -195,8 +195,12 @@ def _notes(
     given: Arguments, measured: Measurement, hardware: Hardware, ranked: list[Prediction], shown: list[Prediction]
 ) -> list[str]:
     """Returns what the user should know about the table."""
+    return [*_notes_on_measurement(given, measured, hardware), *_notes_on_choices(given, measured, ranked, shown)]
+
+
+def _notes_on_measurement(given: Arguments, measured: Measurement, hardware: Hardware) -> list[str]:
     single = measured.single
-    found = [
+    notes = [
         f"{measured.program}: {measured.batch} examples per step, {size(measured.model_bytes)} of parameters in "
         f"{len(measured.variables)} variables, {size(measured.batch_bytes)} of data per step from the chief"
     ]
@@ -205,35 +209,40 @@ def _notes(
         assumed = " (measured between hosts)"
     server = f", {hardware.server_cores} for a ps" if hardware.server_cores not in (None, hardware.cores) else ""
     rate = link.shown(hardware.link / link.GOODPUT)
-    found.append(f"links of {rate}{assumed}, {_cores(hardware.cores)} per machine{server}")
+    notes.append(f"links of {rate}{assumed}, {_cores(hardware.cores)} per machine{server}")
     waits = single.waited / (single.waited + single.worker * single.steps)
     if waits > BUSY:
-        found.append(
+        notes.append(
             f"other programs kept this machine busy while it was measured: its threads waited {waits:.0%} of their time"
         )
     if hardware.cores > measured.cores:
-        found.append(f"measured with {_cores(measured.cores)}: how much faster {hardware.cores:.3g} are is an extrapolation")
+        notes.append(f"measured with {_cores(measured.cores)}: how much faster {hardware.cores:.3g} are is an extrapolation")
+    return notes
+
+
+def _notes_on_choices(given: Arguments, measured: Measurement, ranked: list[Prediction], shown: list[Prediction]) -> list[str]:
+    notes = []
     if given.cluster is not None and described.option_of(given.cluster) is None:
-        found.append(
+        notes.append(
             "groups of several workers, several server groups, and hogwild without ps are not predicted: the table has none"
         )
     training = [] if given.cluster is None else given.cluster.training_tasks
     if len(training) > 1 and any(task.slots > 1 for task in training):
-        found.append("workers with several slots are predicted as if each trained on one: they may be faster than that")
+        notes.append("workers with several slots are predicted as if each trained on one: they may be faster than that")
     if measured.table_bytes:
-        found.append(_tables(measured))
+        notes.append(_tables(measured))
     missing = sorted({text for each in ranked for text in each.assumed})
     if missing:
-        found.append(f"{', '.join(missing)}: typical costs are assumed")
+        notes.append(f"{', '.join(missing)}: typical costs are assumed")
     if any(each.is_simulated and each.option.workers > MANY for each in shown):
-        found.append(f"choices with more than {MANY} workers are simulated: nobody has compared so many with real runs")
+        notes.append(f"choices with more than {MANY} workers are simulated: nobody has compared so many with real runs")
     if "chief" in ranked[0].binding and measured.batch_bytes:
-        found.append("the chief reads and sends all batches; distribute_datasets_from_function lets the workers read theirs")
+        notes.append("the chief reads and sends all batches; distribute_datasets_from_function lets the workers read theirs")
     if ranked[0].option.strategy == "hogwild":
         if given.synchronization.compression != ranked[0].option.compression:
-            found.append(f"over such links hogwild sends parameters as {ranked[0].option.compression} (--compression)")
-        found.append("hogwild trains local replicas, which can cost accuracy: see docs/hogwild.md before you choose it")
-    return found
+            notes.append(f"over such links hogwild sends parameters as {ranked[0].option.compression} (--compression)")
+        notes.append("hogwild trains local replicas, which can cost accuracy: see docs/hogwild.md before you choose it")
+    return notes
 
 
 def _cores(count: float) -> str:

@@ -19,7 +19,7 @@ WARM_SECONDS = 1.5
 """Steps within this time after the first ones do not count: functions are traced, and caches and pipelines fill."""
 
 PAUSE_SECONDS, PAUSE_TIMES = 0.5, 4.0
-"""A time without a report is a pause if it is longer than the first, and than so many times the usual."""
+"""A time without a report is a pause if it is longer than the first, and than this many times the usual."""
 
 TRACED_SECONDS = 0.05
 """Functions that take longer to trace interrupt the steps: the chief traces them, then the worker optimizes them."""

@@ -27,7 +27,7 @@ DEAD_SECONDS = 3 * REPEAT_SECONDS
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Sighting:
     """The latest entry of a process, and when a leader read the first one and this one."""
 
     member: MemberInfo
@@ -44,7 +44,7 @@ class Leader(Participant):
         super().__init__(rank_info, store, timeout_seconds, clock)
         self._missing: tuple[TaskId, ...] = ()
         self._ever_present: set[TaskId] = set()
-        self._seen: dict[str, _Seen] = {}  # By nonce.
+        self._sightings: dict[str, _Sighting] = {}  # By nonce.
 
     def find_cluster(self) -> Cluster:
         """Takes part until all processes have answered."""
@@ -108,17 +108,17 @@ class Leader(Participant):
 
         As long as that is not known of the earlier one, the rank is left out. Another leader lives: it has answered this one.
         """
-        now, before, self._seen = self.clock.now(), self._seen, {}
+        now, before, self._sightings = self.clock.now(), self._sightings, {}
         by_task: defaultdict[TaskId, list[str]] = defaultdict(list)
         for nonce, member in members.items():
-            seen = before.get(nonce, _Seen(member, now, now))
-            self._seen[nonce] = seen if seen.member == member else _Seen(member, seen.came, now)
+            sighting = before.get(nonce, _Sighting(member, now, now))
+            self._sightings[nonce] = sighting if sighting.member == member else _Sighting(member, sighting.came, now)
             by_task[member.task].append(nonce)
         found: dict[str, MemberInfo] = {}
         for task, same in by_task.items():
-            *earlier, newest = sorted(same, key=lambda nonce: self._seen[nonce].came)
-            came = self._seen[newest].came
-            living = [nonce for nonce in earlier if task == self.rank_info.task or self._seen[nonce].renewed > came]
+            *earlier, newest = sorted(same, key=lambda nonce: self._sightings[nonce].came)
+            came = self._sightings[newest].came
+            living = [nonce for nonce in earlier if task == self.rank_info.task or self._sightings[nonce].renewed > came]
             if living or not earlier or now - came >= DEAD_SECONDS:
                 found |= {nonce: members[nonce] for nonce in (*living, newest)}
         return found

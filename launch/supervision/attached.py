@@ -45,7 +45,7 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
     cluster = plan.job.cluster
     if note := strategies.tpu_note(cluster):
         print(f"tfdist: {note}", file=sys.stderr)
-    # Who chooses the level wants to see what it shows.
+    # Whoever chooses the level wants to see what it shows.
     verbose = plan.job.verbose or LEVEL in {**os.environ, **plan.job.environment}
     terminal = Terminal([task.name for task in cluster.tasks], verbose=verbose)
     watcher.begins(terminal.say)
@@ -105,8 +105,8 @@ def _run(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher, t
             except (ClusterError, BackendError, SystemExit) as error:
                 outcome = _not_started_again(outcome, error)
                 break
-        if settings.punisher is not None:
-            settings.punisher.tell_left(terminal.say)
+        if settings.fault_injector is not None:
+            settings.fault_injector.say_pending(terminal.say)
         values = summary.make(plan.job, files, outcome, restarts.count, earlier)
         code = _report(plan, files, outcome, values, settings.summary, terminal)
         watcher.changed(dataclasses.replace(outcome.status, exit_code=code))

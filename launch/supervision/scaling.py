@@ -112,12 +112,12 @@ class Scaling:
         self._refusal = _refusal(job)
         begins = len(self._all) - len(job.spare)
         before = Room.read(log_dir) if is_restart else None
-        self._now = begins if before is None else max(begins, min(before.now, len(self._all)))
+        self._wanted = begins if before is None else max(begins, min(before.now, len(self._all)))
         self.idle: set[str] = set()
         self._killed_at: dict[str, float] = {}  # When a worker that was asked to leave is killed.
         self._next = 0.0
         self._is_over = False
-        for task in self._all[self._now :]:
+        for task in self._all[self._wanted :]:
             self._set_aside(task)
         if not is_restart:  # Else it waits for its answer.
             _remove(log_dir / REQUEST)
@@ -130,7 +130,7 @@ class Scaling:
             return
         self._next = now + POLL_SECONDS
         self._take_request()
-        for task in self._all[self._now :]:
+        for task in self._all[self._wanted :]:
             if task.name not in self.idle:
                 self._set_aside(task)
                 self._tasks.signal([task.name], signal.SIGTERM)
@@ -140,7 +140,7 @@ class Scaling:
             if now >= when:
                 del self._killed_at[name]
                 self._tasks.signal([name], signal.SIGKILL)
-        for task in self._all[: self._now]:
+        for task in self._all[: self._wanted]:
             if task.name in self.idle and task.name not in self._tasks.running:
                 self.idle.remove(task.name)
                 self._workers.take_back(task.name)
@@ -153,8 +153,8 @@ class Scaling:
         if wanted is None:
             return
         if self._refusal is None and 1 <= wanted <= len(self._all):
-            self._say(f"{self._now} workers become {wanted}, as tfdist scale has asked")
-            self._now = wanted
+            self._say(f"{self._wanted} workers become {wanted}, as tfdist scale has asked")
+            self._wanted = wanted
             self._publish()
         _remove(self._log_dir / REQUEST)  # After the answer, which is read then.
 
@@ -182,7 +182,7 @@ class Scaling:
 
     def _publish(self) -> None:
         try:
-            replace_file(self._log_dir / STATE, asdict(Room(self._now, len(self._all), self._refusal)))
+            replace_file(self._log_dir / STATE, asdict(Room(self._wanted, len(self._all), self._refusal)))
         except OSError:
             pass  # A full disk does not end the training.
 

@@ -120,7 +120,7 @@ class Supervisor:
         self._progress: Progress | None = None
         self._reached = (0, 0)
         self._progress_at = 0.0
-        self._punisher = settings.punisher
+        self._fault_injector = settings.fault_injector
         self._first_failure = FirstFailure(job, self._tasks.exits)
         self._evaluators = self._make_restarts(job.cluster.job("evaluator"))
         self._workers = self._make_restarts(
@@ -167,7 +167,7 @@ class Supervisor:
 
     def _loop(self, verdict: Callable[[], "Failure | bool"], limit: float | None) -> Failure | None:
         """Handles events until `verdict` returns a Failure, which it returns, or True, or until `limit` seconds have passed."""
-        clock = RunningTime()  # Tasks have the whole time, also if the launcher is stopped meanwhile.
+        clock = RunningTime()  # Tasks have the whole time, even if the launcher is stopped meanwhile.
         begin = clock()
         while limit is None or clock() - begin < limit:
             if (event := self._tasks.poll(TICK_SECONDS)) is not None:
@@ -179,8 +179,8 @@ class Supervisor:
             self._read_progress()
             self._board.tick()
             self._kill_stopped()
-            if self._punisher is not None:
-                self._punisher.tick(self._files.report, self._tasks.running, self._tasks.signal, self._say)
+            if self._fault_injector is not None:
+                self._fault_injector.tick(self._files.report, self._tasks.running, self._tasks.signal, self._say)
             answer = verdict()
             if isinstance(answer, Failure):
                 return answer

@@ -24,12 +24,13 @@ import tensorflow as tf
 
 from tfdist.strategies.inputs.source import BatchIterator
 from tfdist.strategies.inputs.worker_input import WorkerInput
-from tfdist.strategies.private_api import TFEpochIterator, global_seed, patches
+from tfdist.strategies.private_api import TFEpochIterator, patches
+from tfdist.strategies.private_api.eager_context import global_seed
 from tfdist.strategies.private_api.pipelines import has_memory_cache, has_no_order, repeats_shuffled
 
 _log = logging.getLogger("tfdist")
 _positions: "list[DataPosition]" = []
-"""Those of the calls of `fit` under way, the innermost last."""
+"""Those of the calls of `fit` that run now, the innermost last."""
 
 
 @dataclasses.dataclass
@@ -40,7 +41,7 @@ class Resumption:
         epochs: how many epochs of this call of `fit` are done.
         batches: how many batches of the next epoch are done.
         batches_per_epoch: what Keras knows about the length of an epoch after the first; None for nothing.
-        keeps_random_state: whether the next epoch has the random numbers of now, whatever those that are done draw once more.
+        keeps_random_state: whether the next epoch has the random numbers of now, whatever those that are done draw again.
     """
 
     epochs: int

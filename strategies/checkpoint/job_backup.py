@@ -90,7 +90,7 @@ class _Backups:
         self._of_model: weakref.WeakKeyDictionary[Any, ModelBackup] = weakref.WeakKeyDictionary()
         self._files: list[BackupFile] = []
         self._models = 0  # The number of the last file.
-        self._found: dict[int, Progress] | None = None  # What an earlier process has saved, by the numbers of the files.
+        self._saved_earlier: dict[int, Progress] | None = None  # By an earlier process, by the numbers of the files.
         self._is_in_fit = False
         self._unfinished: dict[str, str] = {}  # By the path of a backup: why the last call of fit was given up.
 
@@ -152,11 +152,11 @@ class _Backups:
             start: how its first call of `fit` begins.
             number: the number of the model if the program trains all models again.
         """
-        if self._found is None:
+        if self._saved_earlier is None:
             numbers = {int(match[1]) for path in self._paths() if (match := _NAME.search(path))}
             each = {number: BackupFile(model.distribute_strategy, self._base(number)).progress() for number in sorted(numbers)}
-            self._found = {number: progress for number, progress in each.items() if progress is not None}
-        found = {each: progress for each, progress in self._found.items() if each >= number}
+            self._saved_earlier = {number: progress for number, progress in each.items() if progress is not None}
+        found = {each: progress for each, progress in self._saved_earlier.items() if each >= number}
         counted = (number, 0)
         number, skipped = fit_start.find(start, number, {each: progress.starts for each, progress in found.items()})
         if number not in found or len(found[number].starts) <= skipped:
@@ -187,7 +187,7 @@ class _Backups:
         return [path for path in found if _NAME.match(os.path.basename(path))]  # The others are the program's own.
 
     def has_restored_metrics(self, model: Any) -> bool:
-        """Returns whether the metrics of a model hold those of the epoch under way, from a backup within it."""
+        """Returns whether the metrics of a model hold those of the current epoch, from a backup within it."""
         return model in self._of_model and self._of_model[model].has_restored_metrics
 
     def end(self, failed: bool) -> None:

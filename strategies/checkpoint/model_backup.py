@@ -34,7 +34,7 @@ class ModelBackup:
         self._batches = batches
         self._skipped = skipped
         self._is_continued = is_continued
-        self._found: Progress | None = None  # What an earlier process has saved, until this one is as far.
+        self._saved_earlier: Progress | None = None  # What an earlier process has saved, until this one is as far.
         self._is_read = False
         self._progress = Progress(0, {})
         self._callbacks: list[Any] = []
@@ -64,7 +64,7 @@ class ModelBackup:
             before.fit + 1, call, finished_fits=[*before.finished_fits, *raised], starts=[*before.starts, start]
         )
         self._saved_batches = 0
-        found = self._found
+        found = self._saved_earlier
         if found is None:
             return False
         number = self._progress.fit
@@ -77,21 +77,21 @@ class ModelBackup:
                 self.file.path,
                 *(", ".join(f"{name}={value}" for name, value in each.items()) for each in (earlier, call)),
             )
-            self._found = None
+            self._saved_earlier = None
             return False
         return self._is_done or found.fit == number
 
     def continue_csv(self, callbacks: list[Any]) -> None:
         """Makes the files of each CSVLogger end where a call of `fit` continues. A call that is passed over writes no row."""
-        if self._found is not None and not self._is_done:
-            callback_states.continue_csv(callbacks, self._found.epoch, self._found.callbacks)
+        if self._saved_earlier is not None and not self._is_done:
+            callback_states.continue_csv(callbacks, self._saved_earlier.epoch, self._saved_earlier.callbacks)
 
     def _read(self) -> None:
         found, self._is_read = self.file.read(), True
         if found is None or not self._is_continued:
             self.file.forget()
             return
-        self._found = found
+        self._saved_earlier = found
         self._progress.fit = self._skipped
         self._progress.finished_fits = found.finished_fits[: self._skipped]
         self._progress.starts = found.starts[: self._skipped]
@@ -99,12 +99,12 @@ class ModelBackup:
     @property
     def _is_done(self) -> bool:
         """Whether an earlier process has finished this call of `fit`."""
-        return self._found is not None and self._found.has_finished(self._progress.fit)
+        return self._saved_earlier is not None and self._saved_earlier.has_finished(self._progress.fit)
 
     def restore(self, model: Any, callbacks: list[Any]) -> None:
         """Takes what an earlier process has saved, when Keras has built the model and before the first epoch."""
         self._callbacks = callbacks
-        if (found := self._found) is None:
+        if (found := self._saved_earlier) is None:
             return
         if self._is_done:
             self._pass_over(model, found)
@@ -118,7 +118,7 @@ class ModelBackup:
         _build(model)
         self._restored = found, self._load(model)
         self.file.forget()
-        self._found = None
+        self._saved_earlier = None
         model._initial_epoch = found.epoch
         self._progress.finished_fits = found.finished_fits
         epochs = found.epoch - self._progress.call["initial_epoch"]
@@ -164,10 +164,10 @@ class ModelBackup:
 
     def last_logs(self, model: Any) -> dict[str, Any]:
         """Returns the logs of the last epoch of a call that is passed over, whose `History` the model gets; else nothing."""
-        if self._found is None or not self._is_done:
+        if self._saved_earlier is None or not self._is_done:
             return {}
         # A copy: programs add the values of other calls to those of the first one.
-        epochs, history, _ = copy.deepcopy(self._found.finished_fits[self._progress.fit - 1])
+        epochs, history, _ = copy.deepcopy(self._saved_earlier.finished_fits[self._progress.fit - 1])
         if getattr(model, "history", None) is not None:  # Else the program has given `fit` a `CallbackList` without one.
             model.history.epoch, model.history.history = epochs, history
         return {name: values[-1] for name, values in history.items() if epochs and len(values) == len(epochs)}
@@ -202,13 +202,13 @@ class ModelBackup:
         if self._is_done:
             self._take_end(model)
             return
-        if self._found is not None:
+        if self._saved_earlier is not None:
             _log.warning(
                 "fit %d of %s raised an exception before the restart, and now it has not: the calls of fit after it begin anew",
                 self._progress.fit,
                 model.name,
             )
-            self._found = None
+            self._saved_earlier = None
         (values,) = callback_states.states([history])[0].values()  # A subclass has another name.
         states = callback_states.states(each for each in self._callbacks if each is not history)[0]
         self._progress.finished_fits = [*self._progress.finished_fits, [values["epoch"], values["history"], states]]
@@ -216,7 +216,7 @@ class ModelBackup:
         self._save(model, self._progress.call["epochs"], 0, None)
 
     def _take_end(self, model: Any) -> None:
-        found, number = self._found, self._progress.fit
+        found, number = self._saved_earlier, self._progress.fit
         assert found is not None
         if self._end_path is not None:  # Callbacks may have changed the weights at the end of training, once more.
             self._load(model, self._end_path)
@@ -224,7 +224,7 @@ class ModelBackup:
         if self._end_state is not None:
             data_position.set_random_state(self._end_state)
         if found.fit == number:
-            self._found = None
+            self._saved_earlier = None
             self.file.forget()
 
     def forget_call(self) -> None:
@@ -268,7 +268,7 @@ class ModelBackup:
         return True
 
     def _save(self, model: Any, epoch: int, batch: int, position: DataPosition | None) -> None:
-        if self._found is not None:  # This call runs again, and the backup holds a later one.
+        if self._saved_earlier is not None:  # This call runs again, and the backup holds a later one.
             return
         metrics = model_states.metrics(model) if batch else []
         self._saved_batches = batch

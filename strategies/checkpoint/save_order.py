@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.checkpoint.atomic_path import is_chief
-from tfdist.strategies.private_api import publish, published
+from tfdist.strategies.private_api.eager_context import publish, published
 from tfdist.strategies.runtime.deadline import Deadline
 
 WAIT_SECONDS = 300.0

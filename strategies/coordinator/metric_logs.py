@@ -41,7 +41,7 @@ class MetricLogs:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._variables: list[Any] = []  # Keras variables of the metrics, in the order in which a step returns them.
-        self._kept: list[Any] = []  # The last of them, which `model.metrics` lacks: Keras does not reset them.
+        self._unlisted: list[Any] = []  # The last of them, which `model.metrics` lacks: Keras does not reset them.
         self._size = 0  # Numbers that all of them hold.
         self._own_logs = LogsFormat()  # Of what a step returns beside metrics.
         self._are_metrics = True  # Whether a step returns the model's metrics and nothing else.
@@ -68,8 +68,8 @@ class MetricLogs:
     def of_replica(self, outputs: Any, rows: Any) -> Any:
         """See `StepOutputs`. Returns a float64 vector; empty if the step returned the model's metrics, which travel anyway."""
         self._check_shared_variables()
-        listed, self._kept = metric_variables.to_send(self._model)
-        self._variables = [*listed, *self._kept]
+        listed, self._unlisted = metric_variables.to_send(self._model)
+        self._variables = [*listed, *self._unlisted]
         for variable in self._variables:
             variable._value.is_sent = True
         self._size = size_of(self._variables)
@@ -161,7 +161,7 @@ class MetricLogs:
         self._let_go(self._sums_read())
         self._by_group.clear()
         self._latest.clear()
-        self._set_read(slice(self._size - size_of(self._kept)), 0.0)
+        self._set_read(slice(self._size - size_of(self._unlisted)), 0.0)
         self._carried, self._restarts, self._read.is_open = self._sum, False, True
         self._listen()
 
@@ -177,14 +177,14 @@ class MetricLogs:
         self._read.is_open = True
         for number, variable in enumerate(self._variables):
             variable._value.when_assigned = functools.partial(_begin_at, weakref.ref(self), number)
-        if self._kept:  # Others may have added to them.
-            self._set_read(slice(self._size - size_of(self._kept), None), values_of(self._kept))
+        if self._unlisted:  # Others may have added to them.
+            self._set_read(slice(self._size - size_of(self._unlisted), None), values_of(self._unlisted))
             self._carried = self._sum
 
     def _let_go(self, sums: Any) -> None:
         """Gives metrics that Keras does not reset their part of `sums`: others go on from there."""
         if self._listens:
-            metric_variables.assign(self._kept, sums[self._size - size_of(self._kept) :])
+            metric_variables.assign(self._unlisted, sums[self._size - size_of(self._unlisted) :])
         self._listens = False
 
     def _listen(self) -> None:
@@ -194,9 +194,9 @@ class MetricLogs:
             variable._value.known_sum = functools.partial(_part_of_sum, weakref.ref(self), number)
             variable._value.when_assigned = functools.partial(_begin_at, weakref.ref(self), number)
 
-    def hand_over(self, logs: Any) -> None:
-        """Notes that Keras gets these logs. What a callback resets then counts the steps after them."""
-        self._read.hand_over(logs)
+    def note_read(self, logs: Any) -> None:
+        """Notes that Keras reads these logs. What a callback resets then counts the steps after them."""
+        self._read.note_read(logs)
         self._read.is_open = True
         if not self._listens:  # Others have used the metrics, or a callback has reset them, and these steps were made before.
             self._listen()
@@ -232,9 +232,9 @@ class MetricLogs:
         if not self._by_group:
             if self._carried is None:
                 self._warn_of_values()
-                if self._kept:
-                    before = values_of(self._kept)
-                    metric_variables.assign(self._kept, before)
+                if self._unlisted:
+                    before = values_of(self._unlisted)
+                    metric_variables.assign(self._unlisted, before)
                     self._carried = np.concatenate([np.zeros([self._size - len(before)]), before])
             self._sum = np.zeros([self._size]) if self._carried is None else self._carried
             if self._restarts:
@@ -244,7 +244,7 @@ class MetricLogs:
 
     def _warn_of_values(self) -> None:
         """Names, once, a variable that is not 0 after a reset: a maximum, or what a callback has assigned before a step."""
-        listed = [] if self._has_value else self._variables[: len(self._variables) - len(self._kept)]
+        listed = [] if self._has_value else self._variables[: len(self._variables) - len(self._unlisted)]
         named = [each.path for each in listed if np.any(each._value.numpy())]
         if named:
             self._has_value = True

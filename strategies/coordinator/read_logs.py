@@ -38,8 +38,8 @@ class ReadLogs:
         """Adds logs, each with its sums, that Keras reads after all others."""
         self._unread.extend(zip(logs, sums, strict=True))
 
-    def hand_over(self, logs: Any) -> None:
-        """Notes that Keras gets these logs."""
+    def note_read(self, logs: Any) -> None:
+        """Notes that Keras reads these logs."""
         if not any(each is logs for each, _ in self._unread):  # They were left out.
             return
         while self._unread:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdist.strategies.private_api import use_own_executor
+from tfdist.strategies.private_api.eager_context import use_own_executor
 
 MOST_WAITING = 10_000
 """Actions that wait for one task. A task that does not answer for so long keeps its memory."""

@@ -25,16 +25,9 @@ from tfdist.strategies.coordinator.members.server_watch import ServerWatch
 from tfdist.strategies.coordinator.members.worker_groups import WorkerGroup, coordinator_of, groups_of, peers
 from tfdist.strategies.keras_hooks import optimizer, trainer
 from tfdist.strategies.keras_hooks.interface import KerasHooks
-from tfdist.strategies.private_api import (
-    ClusterDeviceFilters,
-    cluster_of,
-    connect_to_cluster,
-    get_server_def,
-    late_captures,
-    remote_functions,
-    set_server_def_retries,
-    use_own_executor,
-)
+from tfdist.strategies.private_api import ClusterDeviceFilters, connect_to_cluster, late_captures, remote_functions
+from tfdist.strategies.private_api.coordinator import cluster_of
+from tfdist.strategies.private_api.eager_context import get_server_def, set_server_def_retries, use_own_executor
 from tfdist.strategies.runtime import chief_device, server_identity, shutdown
 from tfdist.strategies.runtime.connecting import bounded
 from tfdist.strategies.runtime.deadline import Deadline

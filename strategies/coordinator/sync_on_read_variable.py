@@ -12,17 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.private_api import (
-    PerWorkerVariable,
-    PerWorkerVariableSpec,
-    ResourceVariable,
-    create_per_worker,
-    dispatch_context,
-    is_saving,
-    outermost_graph,
-    remote_value,
-    remote_value_within,
-)
+from tfdist.strategies.private_api import PerWorkerVariable, PerWorkerVariableSpec, ResourceVariable, is_saving, outermost_graph
+from tfdist.strategies.private_api.coordinator import create_per_worker, dispatch_context, remote_value, remote_value_within
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.runtime import chief_device
 

@@ -159,7 +159,7 @@ class OpenEpochs:
     def add_finished(self) -> None:
         """Adds the steps that are scheduled to their epochs, once they are done."""
         for epoch in reversed(self._epochs):
-            epoch.loop._add_finished(epoch)
+            epoch.loop.add_steps_of(epoch)
 
     def _interrupted(self) -> list[_Epoch]:
         return [each for each in reversed(self._epochs) if each.call is not None and calls.is_over(each.call)]
@@ -222,7 +222,7 @@ class TrainingLoop:
             if logs is None and not epoch.ready:
                 raise StopIteration
         logs = epoch.ready.popleft()
-        self.metric_logs.hand_over(logs)
+        self.metric_logs.note_read(logs)
         self._steps.count_read()
         return logs
 
@@ -232,7 +232,7 @@ class TrainingLoop:
             self.metric_logs.pause()
         try:
             logs = self._steps.one_batch(batch)
-            self.metric_logs.hand_over(logs)
+            self.metric_logs.note_read(logs)
             return logs
         finally:
             if is_within:
@@ -297,7 +297,7 @@ class TrainingLoop:
         """Ends an epoch of this loop. Adds its last steps."""
         if epoch.error is not None:
             _log.warning("a step of the training before this one failed", exc_info=epoch.error)
-        self._add_finished(epoch)
+        self.add_steps_of(epoch)
         self._steps.rest()
         self._open_epochs.end(epoch)
         if self._open_epochs.of(self) is not None:  # A callback of this `fit` has called the one of the epoch.
@@ -311,10 +311,11 @@ class TrainingLoop:
         """Adds the steps of the epoch that are done. Nothing is in flight. Returns how many batches they have taken."""
         epoch = self._open_epochs.of(self)
         assert epoch is not None
-        self._add_finished(epoch)
+        self.add_steps_of(epoch)
         return epoch.iterator.taken
 
-    def _add_finished(self, epoch: _Epoch) -> None:
+    def add_steps_of(self, epoch: _Epoch) -> None:
+        """Waits for the executions of an epoch of this loop, and adds their steps."""
         self._executions.drain()
         while (logs := self._add_one(epoch.iterator)) is not None:
             epoch.ready += logs
@@ -338,7 +339,7 @@ class TrainingLoop:
             self.metric_logs.reset()
             return
         epoch.error = epoch.error or error
-        self._add_finished(epoch)
+        self.add_steps_of(epoch)
         if not is_asked or not epoch.is_in_its_call():
             self.metric_logs.carry()
         else:
@@ -353,7 +354,7 @@ class TrainingLoop:
         epoch = self._open_epochs.of(self)
         assert epoch is not None
         self._end_within(epoch)
-        self._add_finished(epoch)
+        self.add_steps_of(epoch)
         self.metric_logs.publish_sums(read)
         logs = self.metric_logs.logs
         self.end(epoch)

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdist.strategies.private_api import publish, published, unpublish
+from tfdist.strategies.private_api.eager_context import publish, published, unpublish
 
 ADVICE = (
     "under multi_worker_mirrored every task runs the same program, and all take part in every fit, evaluate and predict: make "

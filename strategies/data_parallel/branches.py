@@ -1,4 +1,4 @@
-"""Updates in a branch, or a loop, that not every task takes: the tasks that take it would wait for the others for ever.
+"""Updates in a branch, or a loop, that not every task takes: the tasks that take it would wait for the others forever.
 
 Replicas add up their gradients before an update. In a `tf.cond`, each task adds up if its own predicate says so, in a
 `tf.while_loop` as often as its own condition says. A predicate that is made of variables only, such as a number of steps, is

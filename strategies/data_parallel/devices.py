@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tfdist.cluster import Task
 from tfdist.errors import ClusterError
-from tfdist.strategies.private_api import hidden_devices
+from tfdist.strategies.private_api.eager_context import hidden_devices
 
 _log = logging.getLogger("tfdist")
 

@@ -70,10 +70,10 @@ class FirstBatch:
         self._me, self._names, self._key, self._board = me, list(names), key, board
         self._read: list[list[int]] = []  # The fingerprints of the first batch of each epoch.
         self._compared = 0  # For how many epochs this task has told its own, or compared those of all.
-        self._found = 0  # How many of the others have been compared for the next epoch.
+        self._others_compared = 0  # How many of the others have been compared for the next epoch.
         self._is_apart = apart
         self._is_said = False
-        self._kept: deque[str] = deque()  # The names under which this task has told its own.
+        self._published: deque[str] = deque()  # The names under which this task has told its own.
 
     def watch(self, number: tf.Tensor, batch: Any) -> None:
         """Notes the fingerprints of batch 0 of each epoch, in the function of a `Dataset.map`."""
@@ -104,7 +104,7 @@ class FirstBatch:
         with contextlib.suppress(tf.errors.OpError, DifferentCallsError):
             while self._compared < len(self._read) and not self._is_said:
                 if self._me != self._names[0]:
-                    self._tell()
+                    self._publish()
                 elif not self._compare_epoch():
                     return
                 self._compared += 1
@@ -112,33 +112,33 @@ class FirstBatch:
     def close(self) -> None:
         """Removes what this task has told."""
         with contextlib.suppress(tf.errors.OpError):
-            while self._kept:
-                self._board.remove(self._kept.popleft())
+            while self._published:
+                self._board.remove(self._published.popleft())
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         name = f"{self._key}/{self._compared}/{self._me}"
         self._board.put(name, json.dumps(self._read[self._compared]))
-        self._kept.append(name)
-        if len(self._kept) > KEPT_EPOCHS:
-            self._board.remove(self._kept.popleft())
+        self._published.append(name)
+        if len(self._published) > KEPT_EPOCHS:
+            self._board.remove(self._published.popleft())
 
     def _compare_epoch(self) -> bool:
         """Compares the first batches of the next epoch; returns False if another task has not told its own yet."""
-        while self._found < len(self._names) - 1:
-            name = self._names[1 + self._found]
+        while self._others_compared < len(self._names) - 1:
+            name = self._names[1 + self._others_compared]
             # In the first epoch tasks may begin at different times. Later a task is asked again after the next execution.
             seconds = MOMENT_SECONDS if self._compared else WAIT_SECONDS
             other = self._board.take(f"{self._key}/{self._compared}/{name}", seconds)
             if other is None and self._compared:
                 return False
-            self._found += 1
+            self._others_compared += 1
             if other is None:
                 continue
             if (sentence := self._sentence(json.loads(other), self._read[self._compared])) is not None:
                 self._is_said = True
                 _log.warning(sentence, self._me, name)
                 return True
-        self._found = 0
+        self._others_compared = 0
         return True
 
     def _sentence(self, theirs: list[int], own: list[int]) -> str | None:

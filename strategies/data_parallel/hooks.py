@@ -15,34 +15,25 @@ import tensorflow as tf
 from tfdist.strategies.data_parallel import orbax
 from tfdist.strategies.data_parallel.board import DifferentCallsError
 from tfdist.strategies.data_parallel.first_batch import FirstBatch
-from tfdist.strategies.data_parallel.metrics import ReplicaMetrics
+from tfdist.strategies.data_parallel.prediction_loop import PredictionLoop
 from tfdist.strategies.data_parallel.random_state import of_first_task
 from tfdist.strategies.data_parallel.same_calls import SameCalls, difference
 from tfdist.strategies.data_parallel.same_order import in_same_order
 from tfdist.strategies.data_parallel.same_stop import SameStop
 from tfdist.strategies.data_parallel.texts import gathered_texts
-from tfdist.strategies.data_parallel.training_loop import TrainingLoop, is_distributed, share_of, try_out
+from tfdist.strategies.data_parallel.training_loop import TrainingLoop
 from tfdist.strategies.data_parallel.writers import without_files
-from tfdist.strategies.data_parallel.xla import compiled
-from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset, SplitBatch, at_least_one, per_replica
-from tfdist.strategies.inputs.batches import as_tensors, concatenated, none_without_examples, rows_of, with_unknown_rows
-from tfdist.strategies.inputs.batches import without_optionals as without_optional_values
+from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset, per_replica
 from tfdist.strategies.inputs.source import EmptyDatasetError
-from tfdist.strategies.keras_hooks import calls, step_build
+from tfdist.strategies.keras_hooks import calls
 from tfdist.strategies.keras_hooks.calls import Call
 from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, KerasHooks, Logs
-from tfdist.strategies.keras_hooks.replicas.own_values import kept, of_first
-from tfdist.strategies.keras_hooks.replicas.predicted_numbers import of_whole_batch
 from tfdist.strategies.keras_hooks.replicas.reduction import sent_as
-from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, entered
-from tfdist.strategies.keras_hooks.replicas.same_rows import once
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
 from tfdist.strategies.keras_hooks.trainer import check_optimizer
 from tfdist.strategies.model_parallel.refusal import check_model
-from tfdist.strategies.private_api.replica_order import ordered_by_replica
-from tfdist.strategies.private_api.user_functions import without_optionals
 
 _log = logging.getLogger("tfdist")
 
@@ -127,56 +118,11 @@ class DataParallelHooks(KerasHooks):
 
     def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
         """See `KerasHooks`. Every task gets the whole output, in the order of the input."""
-        step = compiled(model, without_optionals(model, model.predict_step))
-        metrics = ReplicaMetrics(self._strategy, self.layout, model, model.predict_step)
         check = self._shard_check(model, model.predict_step) if self.layout.replicas > 1 else None
-        assigned: dict[int, Any] = {}  # Keras variables that the step assigns, by id.
-        is_first = True  # Whether the function has not been called yet.
-        is_noted = False  # Whether a batch of `predict_on_batch` is.
-
-        def on_replica(shard: Any, share: Any) -> Any:
-            shard = with_unknown_rows(shard)
-            rows = rows_of(shard)
-            state = Replica(self._strategy, self.layout.local_index(), share, rows, may_be_empty=True, predicts=True)
-            counted = metrics.variables()
-            before = [tf.identity(self._strategy.experimental_local_results(v.value)[state.index]) for v in counted]
-            with ordered_by_replica(), entered(state) as replica:
-                self._strategy.extended.check_same(shard)
-                outputs = step(at_least_one(shard))
-                for variable, value in zip(counted, before, strict=True):
-                    if id(variable) in replica.assigned:  # A repeated example does not count.
-                        variable.value.assign(tf.where(share > 0, variable.value, value))
-                metrics.of_first |= of_first(replica)
-                outputs = of_whole_batch(once(outputs, rows), model, share)
-            assigned.update(kept(replica))
-            return none_without_examples(outputs, share)
-
-        def on_batch(shards: Any, shares: Any) -> Any:
-            with self._strategy.extended.tracing():
-                outputs = self._strategy.run(on_replica, args=(shards, shares))
-                metrics.keep(shares, assigned)
-                return tf.nest.map_structure(self._gathered, outputs)
-
-        function = on_batch if model.run_eagerly else tf.function(on_batch, reduce_retracing=True, autograph=False)
-
-        def predict(batches: list[Any]) -> Any:
-            nonlocal is_first, is_noted
-            if not is_noted and not is_distributed(batches[0]):
-                is_noted = True
-                self._note_batch(metrics, as_tensors(batches[0]))
-            parts = [self._shards_and_shares(batch) for batch in batches]
-            if is_first:
-                shard = tf.nest.map_structure(lambda v: self._strategy.experimental_local_results(v)[0], parts[0][0])
-                step_build.build_for_predictions(model, without_optional_values(shard))
-                if check is not None and check.is_open and self._is_cut_here(batches[0]):
-                    try_out(check, self._element(batches[0]), self.layout.replicas, self._gathered)
-                is_first = False
-            return concatenated([function(*each) for each in parts])
-
-        return self._together(predict)
+        return self._together(PredictionLoop(self._strategy, self.layout, model, check, self._note_batch, self._gathered))
 
     def _together(self, execute: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Lets the other tasks know of executions that last long, and compares the first batches that the tasks have read."""
+        """Lets the other tasks know of long executions, and compares the first batches that the tasks have read."""
         if (calls := self._calls) is None:
             return execute
 
@@ -188,20 +134,6 @@ class DataParallelHooks(KerasHooks):
             return result
 
         return together
-
-    def _shards_and_shares(self, batch: Any) -> tuple[Any, Any]:
-        """Returns the shards of a batch, and which part of its examples each has."""
-        if not self._is_cut_here(batch):
-            return batch, self._strategy.run(share_of, args=(batch,))
-        element = self._element(batch)
-        return per_replica(element["shards"]), per_replica(self.layout.shares(element["examples"]))
-
-    def _is_cut_here(self, batch: Any) -> bool:
-        """Returns whether a batch is cut into shards by tfdist, and not by a distributed dataset of TensorFlow."""
-        return isinstance(batch, SplitBatch) or not is_distributed(batch)
-
-    def _element(self, batch: Any) -> Any:
-        return batch.element if isinstance(batch, SplitBatch) else self.layout.split(as_tensors(batch))
 
     def _gathered(self, value: Any) -> Any:
         """Returns a value per replica as one tensor, concatenated along the first dimension; a scalar is the same on all."""

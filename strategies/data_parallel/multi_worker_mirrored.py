@@ -23,13 +23,8 @@ from tfdist.strategies.data_parallel.task_groups import TaskGroups
 from tfdist.strategies.keras_hooks import optimizer, trainer
 from tfdist.strategies.keras_hooks.replicas.reduction import sent_as
 from tfdist.strategies.model_parallel.variables import current_column
-from tfdist.strategies.private_api import (
-    MultiWorkerMirroredExtended,
-    configure_coordination,
-    has_started,
-    publish,
-    published,
-)
+from tfdist.strategies.private_api import MultiWorkerMirroredExtended
+from tfdist.strategies.private_api.eager_context import configure_coordination, has_started, publish, published
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.private_api.part_of_tasks import use_workers
 from tfdist.strategies.private_api.ring_sums import RingSums
@@ -100,7 +95,7 @@ def create(cluster: Cluster, start_timeout: float) -> "MultiWorkerMirrored":
 
 
 def _check_devices(devices: list[str], cluster: Cluster, me: Task, timeout: float) -> None:
-    """Raises ClusterError if the tasks do not have the same devices: TensorFlow's collectives would wait for ever."""
+    """Raises ClusterError if the tasks do not have the same devices: TensorFlow's collectives would wait forever."""
     names = [task.name for task in cluster.training_tasks]
     publish(f"devices/{me.name}", f"{len(devices)} {devices[0].partition(':')[0]}")
     found = {name: published(f"devices/{name}", timeout) for name in names}

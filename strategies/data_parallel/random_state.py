@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.private_api import global_seed
+from tfdist.strategies.private_api.eager_context import global_seed
 
 
 def share(strategy: tf.distribute.Strategy) -> None:

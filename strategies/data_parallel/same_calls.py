@@ -1,4 +1,4 @@
-"""Finds out that tasks which train together make different calls, before they wait for each other for ever.
+"""Finds out that tasks which train together make different calls, before they wait for each other forever.
 
 Under multi_worker_mirrored every execution of a `fit`, `evaluate` or `predict` is collective. A program that evaluates in one
 task only, as it would with Horovod, or gives tasks different numbers of batches, would wait without end and without a word. So
@@ -87,8 +87,8 @@ class SameCalls:
         self._agreements = 0
         self._executions = 0
         self._sources = 0
-        self._execution: tuple[int, float] | None = None  # The number of the one that lasts, and when it began.
-        self._told: int | None = None  # The number of the one that the others know of.
+        self._execution: tuple[int, float] | None = None  # The number of the one that runs, and when it began.
+        self._published_number: int | None = None  # The number of the one that the others know of.
         self._next_look = 0, LOOK_SECONDS  # The number of an execution, and how long it lasts then.
         self._counted = "", 0  # After which execution the tasks have counted last, and the result.
         self._watchers: list[threading.Thread] = []
@@ -276,11 +276,11 @@ class SameCalls:
         """
         number = self._long_execution()
         with contextlib.suppress(tf.errors.OpError):
-            if self._told not in (None, number):
-                self._told = None
+            if self._published_number not in (None, number):
+                self._published_number = None
                 self._board.remove(f"executing/{self.me}")
-            if number is not None and self._told is None:
-                self._told = number
+            if number is not None and self._published_number is None:
+                self._published_number = number
                 self._board.put(f"executing/{self.me}", str(number))
 
     def first_batch(self, apart: bool = False) -> FirstBatch:

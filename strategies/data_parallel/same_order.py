@@ -21,7 +21,7 @@ def install() -> None:
 
 
 def in_same_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the dataset with the order that tf.data keeps by default, also where `tf.data.Options.deterministic` is False."""
+    """Returns the dataset with the order that tf.data keeps by default, even where `tf.data.Options.deterministic` is False."""
     if dataset.options().deterministic is not False:
         return dataset
     options = tf.data.Options()

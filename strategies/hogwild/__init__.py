@@ -4,7 +4,7 @@ In a cluster without ps tasks the workers hold the global parameters; what is sa
 
 To follow one sync period, start with `training_loop.py`, which schedules the batches of a period for a group. Then:
 
-* `group_calls.py` decides when the group synchronizes, and `inner_steps.py` traces its steps.
+* `group_calls.py` decides when the group synchronizes, `model_blocks.py` what, and `inner_steps.py` traces its steps.
 * `synchronization/`: `push_pull.py` pushes the progress and pulls the reply, `global_parameters.py` holds the parameters
   on the ps, `outer_optimizers.py` computes how they change, and `rounds.py` when.
 * `timing/` says when groups synchronize and how long they wait.

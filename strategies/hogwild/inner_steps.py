@@ -11,10 +11,10 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.calls.group_function import GroupProgram
 from tfdist.strategies.coordinator.calls.group_step import GroupStep
 from tfdist.strategies.coordinator.members.worker_groups import WorkerGroup
+from tfdist.strategies.hogwild.model_blocks import ModelBlocks
 from tfdist.strategies.hogwild.replicas.momentum_buffers import AVERAGE
 from tfdist.strategies.hogwild.replicas.step_counters import StepCounters, numbered
 from tfdist.strategies.hogwild.synchronization.control import CallNumbers, Control
-from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import local_variables
 from tfdist.strategies.hogwild.synchronization.push_pull import PushPull
 from tfdist.strategies.hogwild.timing.measured_delay import COLUMNS
@@ -23,26 +23,23 @@ from tfdist.strategies.hogwild.timing.measured_delay import COLUMNS
 class InnerSteps(GroupProgram):
     """Makes one step, or one for each batch, and synchronizes blocks of parameters while the steps run.
 
-    The variant of a function is the tuple of the blocks, by their position in `blocks`, that it synchronizes, and the period if
-    it makes several periods, else 0.
+    The variant of a function is the tuple of the blocks that it synchronizes, by their position in `ModelBlocks.synchronized`,
+    and the period if it makes several periods, else 0.
 
     Args:
         strategy: the strategy.
-        model: the Keras model.
+        blocks: the blocks of the model.
         step: its step on the replicas of a group.
         counters: the counters whose changes each step returns after its result.
         numbers: the numbers that the chief sends with every call.
         stacks_results: whether the function returns the results of all steps, stacked; else it returns that of its only step.
         measures: whether the result of each step has the columns of measured_delay.py at its end.
-
-    Attributes:
-        blocks: the blocks that are synchronized: those of parameters, then those of which groups take the mean.
     """
 
     def __init__(
         self,
         strategy: Any,
-        model: Any,
+        blocks: ModelBlocks,
         step: GroupStep,
         counters: StepCounters,
         numbers: CallNumbers,
@@ -52,7 +49,7 @@ class InnerSteps(GroupProgram):
         self.arguments = (numbers.spec,)
         self._strategy = strategy
         self._replicas = strategy.local_replicas
-        self._model = model
+        self._blocks = blocks
         self._step = step
         self._counters = counters
         self._numbers = numbers
@@ -63,7 +60,6 @@ class InnerSteps(GroupProgram):
         self._counts: list[Any] = []
         self._begun: list[Any] = []
         self._first_step: Any = None
-        self.blocks: list[ParameterBlock] = []
 
     def variant_of(self, group: WorkerGroup, variant: Any) -> Any:
         """See `GroupProgram`. Adds the server group and the device of the local replica."""
@@ -109,11 +105,11 @@ class InnerSteps(GroupProgram):
 
     def _push(self, chosen: tuple[int, ...], servers: int, control: Control) -> list[PushPull]:
         synchronizations = []
-        for block in (self.blocks[number] for number in chosen):
+        for block in (self._blocks.synchronized[number] for number in chosen):
             own = control if block.rates != AVERAGE else control.with_rates(*AVERAGE)
             synchronizations.append(self._replicas.functions.push_pull(block, servers, own))
         for number, synchronization in zip(chosen, synchronizations, strict=True):
-            with self.blocks[number].place():
+            with self._blocks.synchronized[number].place():
                 synchronization.push()
         return synchronizations
 

@@ -3,7 +3,7 @@
 Every task reads the same dataset in the same order. It cuts each batch, which is the global batch, into one shard per replica,
 of sizes that differ by one example at most: of 10 examples 4 replicas take 3, 3, 2 and 2. Of 3 examples the fourth replica
 takes none: it computes the last one again, and its results do not count. So an epoch is one pass over the dataset, for any kind
-of dataset, also if its size does not divide.
+of dataset, even if its size does not divide.
 """
 
 from collections.abc import Callable, Sequence

@@ -30,7 +30,7 @@ def without_optionals(batch: Any) -> Any:
 def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Returns the dataset, read ahead, unless it says that nobody may: Keras does so for a `PyDataset` with workers.
 
-    These stop at the end of each epoch. Who reads on then gets an error, or takes a batch of the next epoch.
+    These stop at the end of each epoch. Whoever reads on then gets an error, or takes a batch of the next epoch.
     """
     return dataset if dataset.options().autotune.enabled is False else dataset.prefetch(tf.data.AUTOTUNE)
 

@@ -187,7 +187,7 @@ def dataset_of(dataset_fn: Callable[[Any], tf.data.Dataset], groups: int) -> tf.
         )
     if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(dataset.element_spec)):
         raise ValueError("worker groups read dense tensors only; pass the dataset itself to fit, which the chief then reads")
-    marked = copy.copy(dataset)  # Who drops it, drops the `WorkerInput`. An iterator over the other keeps that for a while.
+    marked = copy.copy(dataset)  # Whoever drops it drops the `WorkerInput`. An iterator over the other keeps that for a while.
     marked._tfdist_on_workers = WorkerInput(dataset_fn, groups, dataset)
     marked.map = _refuse_map  # Keras' class_weight.
     return marked

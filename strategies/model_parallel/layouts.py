@@ -60,6 +60,33 @@ def local_mesh(distribution: Any, devices: Sequence[str], tasks: int = 1, task: 
             another number of devices, a replica has some devices of a task and those of other tasks, or it is for data that
             the program has sharded.
     """
+    _check_distribution(distribution, len(devices), tasks)
+    if isinstance(distribution, keras.distribution.DataParallel):
+        return LocalMesh(tuple((device,) for device in devices), None)
+    mesh = distribution.device_mesh
+    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+    replicas = sizes.pop(distribution.batch_dim_name)
+    split = [name for name, size in sizes.items() if size > 1]
+    if len(split) > 1:
+        raise ValueError(
+            f"the device mesh shards models along {len(split)} axes ({', '.join(split)}), and tfdist shards along one; use a "
+            "mesh of a batch axis and a model axis"
+        )
+    axis = split[0] if split else None
+    size = len(devices) * tasks // replicas
+    if size % len(devices) == 0:
+        spanned = size // len(devices)
+        return LocalMesh((tuple(devices),), axis, spanned, task % spanned)
+    if len(devices) % size:
+        raise ValueError(
+            f"the device mesh of keras.distribution has the shape {tuple(mesh.shape)}, so that a replica has {size} devices, "
+            f"and a task has {len(devices)}; a replica has all devices of one or of several tasks, or a task has whole replicas"
+        )
+    return LocalMesh(tuple(tuple(devices[first : first + size]) for first in range(0, len(devices), size)), axis)
+
+
+def _check_distribution(distribution: Any, devices: int, tasks: int) -> None:
+    """Raises ValueError if tfdist does not train under a distribution, or if its mesh is not that of `devices` per task."""
     if not isinstance(distribution, keras.distribution.DataParallel | keras.distribution.ModelParallel):
         raise ValueError(
             f"tfdist trains under keras.distribution.DataParallel and ModelParallel, and the distribution is a "
@@ -72,37 +99,17 @@ def local_mesh(distribution: Any, devices: Sequence[str], tasks: int = 1, task: 
             "the auto_shard_policy OFF"
         )
     mesh = distribution.device_mesh
-    if math.prod(mesh.shape) != len(devices) * tasks:
+    if math.prod(mesh.shape) != devices * tasks:
         raise ValueError(
-            f"the device mesh of keras.distribution has the shape {tuple(mesh.shape)}, and {tasks} tasks have {len(devices)} "
+            f"the device mesh of keras.distribution has the shape {tuple(mesh.shape)}, and {tasks} tasks have {devices} "
             "devices each; use a mesh of all devices, or describe other numbers of tasks and slots"
         )
-    if isinstance(distribution, keras.distribution.DataParallel):
-        return LocalMesh(tuple((device,) for device in devices), None)
-    if distribution.batch_dim_name not in mesh.axis_names:
+    is_model_parallel = isinstance(distribution, keras.distribution.ModelParallel)
+    if is_model_parallel and distribution.batch_dim_name not in mesh.axis_names:
         raise ValueError(
             f"the device mesh has the axes {', '.join(mesh.axis_names)}, and none is the distribution's batch_dim_name "
             f"{distribution.batch_dim_name!r}"
         )
-    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
-    replicas = sizes.pop(distribution.batch_dim_name)
-    split = [name for name, size in sizes.items() if size > 1]
-    if len(split) > 1:
-        raise ValueError(
-            f"the device mesh shards models along {len(split)} axes ({', '.join(split)}), and tfdist shards along one; use a "
-            "mesh of a batch axis and a model axis"
-        )
-    size = len(devices) * tasks // replicas
-    if size % len(devices) == 0:
-        spanned = size // len(devices)
-        return LocalMesh((tuple(devices),), split[0] if split else None, spanned, task % spanned)
-    if len(devices) % size:
-        raise ValueError(
-            f"the device mesh of keras.distribution has the shape {tuple(mesh.shape)}, so that a replica has {size} devices, "
-            f"and a task has {len(devices)}; a replica has all devices of one or of several tasks, or a task has whole replicas"
-        )
-    rows = tuple(tuple(devices[first : first + size]) for first in range(0, len(devices), size))
-    return LocalMesh(rows, split[0] if split else None)
 
 
 def sharded_axis(

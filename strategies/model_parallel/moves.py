@@ -79,36 +79,45 @@ def _entries(value: Any, rank: int) -> list[Any]:
 
 def item(x: SplitTensor, key: Any) -> Any:
     """Returns `x[key]`; `NotImplemented` if it needs all of the axis of the parts in another way than as a range."""
+    keys = _key_per_axis(key, x.rank)
+    if keys is None:
+        return NotImplemented
+    own = [n for n, each in enumerate(keys) if each is not None][x.axis]
+    along = keys[own]
+    if along == slice(None):
+        axis = sum(not isinstance(each, int) for each in keys[:own])
+        return x.on_parts(lambda _, part: part[tuple(keys)], axis=axis)
+    chosen = _chosen_range(along, x.shape[x.axis])
+    if chosen is None:
+        return NotImplemented
+    begin, size = [0] * x.rank, [-1] * x.rank
+    begin[x.axis], size[x.axis] = chosen.start, len(chosen)
+    keys[own] = slice(None) if isinstance(along, slice) else 0
+    return whole(sliced(x, begin, size))[tuple(keys)]
+
+
+def _key_per_axis(key: Any, rank: int) -> list[Any] | None:
+    """Returns the number or slice of each axis, and None for each new axis; None for keys of other kinds, such as tensors."""
     keys = list(key) if isinstance(key, tuple) else [key]
     if not all(each is None or each is Ellipsis or isinstance(each, int | slice) for each in keys):
-        return NotImplemented
+        return None
     if not any(each is Ellipsis for each in keys):
         keys.append(Ellipsis)
     place = next(n for n, each in enumerate(keys) if each is Ellipsis)
-    missing = x.rank - sum(each is not None and each is not Ellipsis for each in keys)
+    missing = rank - sum(each is not None and each is not Ellipsis for each in keys)
     keys[place : place + 1] = [slice(None)] * missing
-    own = [n for n, each in enumerate(keys) if each is not None][x.axis]
-    along, full = keys[own], x.shape[x.axis]
-    axis = sum(not isinstance(each, int) for each in keys[:own])
-    if along == slice(None):
-        return x.on_parts(lambda _, part: part[tuple(keys)], axis=axis)
-    bounds = (along.start, along.stop) if isinstance(along, slice) else (along,)
-    if not all(bound is None or isinstance(bound, int) for bound in bounds):
-        return NotImplemented
-    if isinstance(along, slice):
-        first, end, step = along.indices(full)
-        if step != 1:
-            return NotImplemented
-    else:
-        first = along + full if along < 0 else along
-        if not 0 <= first < full:
-            return NotImplemented
-        end = first + 1
-    begin, size = [0] * x.rank, [-1] * x.rank
-    begin[x.axis], size[x.axis] = first, max(0, end - first)
-    keys[own] = slice(None) if isinstance(along, slice) else 0
-    found = sliced(x, begin, size)
-    return found.whole()[tuple(keys)] if isinstance(found, SplitTensor) else found[tuple(keys)]
+    return keys
+
+
+def _chosen_range(key: int | slice, length: int) -> range | None:
+    """Returns what a number or slice chooses of an axis; None if that is not known, out of range, or has a step."""
+    if isinstance(key, int):
+        first = key + length if key < 0 else key
+        return range(first, first + 1) if 0 <= first < length else None
+    if not all(bound is None or isinstance(bound, int) for bound in (key.start, key.stop)):
+        return None
+    first, end, step = key.indices(length)
+    return range(first, end) if step == 1 else None
 
 
 def split(x: SplitTensor, num_or_size_splits: Any, axis: int = 0, num: int | None = None, name: Any = None) -> list[Any]:

@@ -18,8 +18,6 @@ _log = logging.getLogger("tfdist")
 
 _strategies: list[Any] = []  # At most one: this process' strategy.
 
-_described: list[Any] = []  # At most one: the DescribedLayouts of this process' strategy.
-
 BOTH = (
     "the description of the cluster partitions the model (--partition), and the program calls "
     "keras.distribution.set_distribution; leave one of them out"
@@ -37,9 +35,7 @@ def install(strategy: Any) -> None:
     Args:
         strategy: that of this process.
     """
-    described = getattr(strategy.extended, "described", None)
     _strategies[:] = [strategy]
-    _described[:] = [] if described is None else [described]
     patches.MAKE_FUNCTION.patch(_make_function)
     patches.INITIALIZE.patch(_initialize)
 
@@ -61,21 +57,27 @@ def check_model(model: Any, mesh: LocalMesh | None) -> None:
         _log.warning("jit_compile=True has no effect on %s: XLA compiles for one device; it trains without XLA", model.name)
 
 
+def _described() -> Any:
+    """Returns the `DescribedLayouts` of this process' strategy; None without a partition."""
+    return next((getattr(strategy.extended, "described", None) for strategy in _strategies), None)
+
+
 def _make_function(original: Callable[..., Any], model: Any, step_function: Callable[..., Any]) -> Any:
     extended = model.distribute_strategy.extended
     is_followed = getattr(extended, "mesh", None) is not None
     is_set = keras.distribution.distribution() is not None
-    if is_set and _described:
+    described = _described()
+    if is_set and described is not None:
         raise ValueError(BOTH)
     if is_set and not is_followed:
         raise ValueError(f"keras.distribution has no effect on {model.name}: {_ADVICE}")
-    if _described and getattr(extended, "described", None) is not _described[0]:
+    if described is not None and getattr(extended, "described", None) is not described:
         raise ValueError(
             f"the partition of the cluster's description has no effect on {model.name}, which is made outside the scope of the "
             "strategy; make it inside `with strategy.scope():`, or leave --partition out"
         )
-    if _described:
-        _described[0].check_matched(model.name, model.trainable_variables)
+    if described is not None:
+        described.check_matched(model.name, model.trainable_variables)
     elif is_followed:
         warn_of_no_shards(model.name, model.variables, extended.followed, extended.mesh)
     return original(model, step_function)
@@ -89,5 +91,7 @@ def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None
     distribution, strategy = keras.distribution.distribution(), tf.distribute.get_strategy()
     is_followed = distribution is getattr(strategy.extended, "followed", None)
     if distribution is not None and not is_followed and strategy in _strategies:
-        raise ValueError(BOTH if _described else f"keras.distribution has no effect on {variable.path}: {_ADVICE}")
+        raise ValueError(
+            BOTH if _described() is not None else f"keras.distribution has no effect on {variable.path}: {_ADVICE}"
+        )
     original(variable, value)

@@ -240,7 +240,7 @@ def _accumulate(original: Callable[..., Any], optimizer: Any, grads: Any, acc_gr
 def _reset_accumulators(original: Callable[..., Any], optimizer: Any) -> Any:
     if not any(isinstance(each, TakenSums) for each in optimizer._accumulated_gradients):
         return original(optimizer)
-    return None  # Whoever used them has taken them away.
+    return None  # The step that used the sums has taken them away.
 
 
 def _handle_finite_gradients(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any) -> Any:

@@ -227,7 +227,7 @@ class StepReads:
 
         Returns:
             Those that were read since the step has assigned it, in order; those that were read before that; and the graph that
-            is traced, those around it, and at last that of the function.
+            is traced, those around it, and finally that of the function.
         """
         reads, graphs = self._here()
         if reads is None:
@@ -257,7 +257,7 @@ class StepReads:
     def _here(self) -> tuple[_Reads | None, list[Any]]:
         """Returns the reads of the replica or function that is traced, None outside of a step, and its graphs.
 
-        The graphs are that of the loop or condition that is traced, those around it, and at last that of the function.
+        The graphs are that of the loop or condition that is traced, those around it, and finally that of the function.
         """
         graph = tf.compat.v1.get_default_graph()
         if self._replicas:
@@ -276,7 +276,7 @@ class StepReads:
 
 
 _ATTRIBUTE = "_tfdist_reads"
-"""Of the graph of a function: values refer to their graph, and a dictionary of both would keep them for ever."""
+"""Of the graph of a function: values refer to their graph, and a dictionary of both would keep them forever."""
 
 _current = StepReads()
 """Outside of a step: nothing has been read. Steps are traced one at a time."""

@@ -182,13 +182,13 @@ class _Affine:
 
     Args:
         sources: the tensors that are the value.
-        graphs: the graph that is traced, those around it, and at last that of the function.
+        graphs: the graph that is traced, those around it, and finally that of the function.
         shape: the shape of the value.
     """
 
     def __init__(self, sources: Sequence[Any], graphs: Sequence[Any], shape: Any) -> None:
         self._shape = shape
-        self._found: dict[tuple[int, str], Any] = {_key(source): 1.0 for source in sources}
+        self._coefficients: dict[tuple[int, str], Any] = {_key(source): 1.0 for source in sources}
         self._dependent = _dependent(sources, graphs)
 
     def depends(self, tensor: Any) -> bool:
@@ -201,9 +201,9 @@ class _Affine:
         Returns None if the tensor is no multiple of the value plus something that does not depend on it.
         """
         key = _key(tensor)
-        if key not in self._found:
-            self._found[key] = self._of(tensor) if key in self._dependent else 0.0
-        return self._found[key]
+        if key not in self._coefficients:
+            self._coefficients[key] = self._of(tensor) if key in self._dependent else 0.0
+        return self._coefficients[key]
 
     def _of(self, tensor: Any) -> Any:
         operation, inputs = tensor.op, tensor.op.inputs

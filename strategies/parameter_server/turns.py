@@ -15,14 +15,14 @@ SETTLE, MEASURED = 4, 5
 """Calls of each group in an order before they count, and those that count."""
 
 REPEAT, SOONEST = 50, 10
-"""The orders are tried again after so many times as many calls, or after the second number if the speed has changed."""
+"""The orders are tried again after this many times as many calls, or after the second number if the speed has changed."""
 
 CHANGED = 1.5
-"""The speed has changed, as that of a link, if groups make so many times more or fewer steps than when orders were tried."""
+"""The speed has changed, as that of a link, if groups make this many times more or fewer steps than when orders were tried."""
 
 LATE = 3.0
-"""A call that takes so many times as long as the last ones does not count, and nobody waits for it. Nor for the calls of a
-group that makes so many times fewer than another one."""
+"""A call that takes this many times as long as the last ones does not count, and nobody waits for it. Nor for the calls of a
+group that makes this many times fewer than another one."""
 
 
 class Turns:
@@ -52,10 +52,10 @@ class Turns:
         self._steps: dict[int, float] = {}  # Their means.
         self._ended: dict[int, float] = {}  # Moment of the last end, by group.
         self._speeds: dict[StepOrder, float] = {}
-        self._kept: StepOrder | None = None  # None before all have been tried.
+        self._chosen: StepOrder | None = None  # None before all have been tried.
         self._is_trying = True
-        self._left = 0  # Calls until the orders are tried again,
-        self._soonest = 0  # and how many of them are left when that may happen sooner.
+        self._calls_left = 0  # Calls until the orders are tried again,
+        self._earliest = 0  # and how many of them are left when that may happen sooner.
         self._try(TRIED[0])
 
     @contextlib.contextmanager
@@ -123,8 +123,8 @@ class Turns:
             counted >= LATE or all(len(self._calls[other]) >= SETTLE + MEASURED for other in self._ended)
         )
         if not self._is_trying:
-            self._left -= 1
-            if self._left <= 0 or (self._left <= self._soonest and is_measured and self._has_changed()):
+            self._calls_left -= 1
+            if self._calls_left <= 0 or (self._calls_left <= self._earliest and is_measured and self._has_changed()):
                 self._is_trying = True
                 self._try(TRIED[0])
         elif is_measured:
@@ -148,16 +148,16 @@ class Turns:
     def _keep(self, order: StepOrder) -> None:
         """Keeps an order after all have been tried."""
         tried = len(TRIED) * (SETTLE + MEASURED) * len(self._calls)
-        self._left, self._soonest = REPEAT * tried, (REPEAT - SOONEST) * tried
+        self._calls_left, self._earliest = REPEAT * tried, (REPEAT - SOONEST) * tried
         self._try(order)
         self._is_trying = False
-        if order not in (self._kept, StepOrder.FREE):
+        if order not in (self._chosen, StepOrder.FREE):
             others = ", ".join(f"{self._speeds[each]:.3g} {each.value}" for each in TRIED if each is not order)
             self._tell(
                 f"parameter_server: worker groups begin their steps {order.value}, which makes "
                 f"{self._speeds[order]:.3g} steps per second ({others})"
             )
-        self._kept = order
+        self._chosen = order
 
 
 def _mean(seconds: Sequence[float]) -> float:

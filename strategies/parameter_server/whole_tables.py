@@ -33,6 +33,6 @@ class TableReads:
                 warn_once(
                     "%s is looked up by rows, and a step also reads all of it: its %.1f MB cross the network in each step. A "
                     "regularizer of the table, a layer that shares it, and a lookup in a loop, cond or vectorized_map read it "
-                    "whole; leave them away if the steps are slow",
+                    "whole; leave them out if the steps are slow",
                     *(variable.path, value.shape.num_elements() * value.dtype.size / 1e6),
                 )

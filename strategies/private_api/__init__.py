@@ -2,13 +2,11 @@
 
 Another version of TensorFlow or Keras either has the same names, or importing this package raises `UnsupportedVersionError`:
 nothing fails later and silently. Names that only later versions have are marked with `since`; no other room asks for versions.
-Of tfdist the package imports `versions.py` and the error. Start with this file, the names. `patches.py` and `file_patches.py`
-list what tfdist replaces at run time, `overrides.py` checks the private methods that our subclasses override, and `checks.py`
-has the checks.
+Of tfdist the package imports `versions.py` and the error. Start with this file, the names. `coordinator.py` and
+`eager_context.py` have those of TensorFlow's coordinator and runtime. `patches.py` and `file_patches.py` list what tfdist
+replaces at run time, `overrides.py` checks the private methods that our subclasses override, and `checks.py` has the checks.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -98,8 +96,6 @@ MultiWorkerMirroredExtended: Any = need(
 )
 # Where `ReplicaContext.all_reduce` puts sums: keras_hooks/replicas/reduction.py adds up without its gradient.
 batch_reduce_destination: Any = need("tensorflow.python.distribute.distribute_lib", "_batch_reduce_destination")
-# TensorFlow's seed as the user has set it, or None.
-global_seed: Any = need("tensorflow.python.eager.context", "global_seed")
 
 # Constants in eager execution: runtime/chief_device.py.
 tf_constant: Any = need("tensorflow.python.framework.constant_op")
@@ -154,96 +150,6 @@ PerReplica: Any = need("tensorflow.python.distribute.values", "PerReplica")
 UpdateContext: Any = need("tensorflow.python.distribute.distribute_lib", "UpdateContext")
 connect_to_cluster: Any = need("tensorflow.python.eager.remote", "connect_to_cluster")
 ClusterDeviceFilters: Any = need("tensorflow.python.training.server_lib", "ClusterDeviceFilters")
-set_server_def_retries: Any = need("tensorflow.python.eager.context", "set_server_def_retries")
-
-# The coordinator: its parts, and its reader of its queue of functions, of which worker_groups.py makes one for each
-# worker group.
-_coordinator_module = "tensorflow.python.distribute.coordinator.cluster_coordinator"
-CoordinatorWorker: Any = need(_coordinator_module, "Worker")
-# What it does when a call to a worker fails: coordinator/members/recovery.py replaces it.
-WorkerPreemptionHandler: Any = need(_coordinator_module, "WorkerPreemptionHandler")
-get_server_def: Any = need("tensorflow.python.eager.context", "get_server_def")
-update_server_def: Any = need("tensorflow.python.eager.context", "update_server_def")
-_Coordinator: Any = need(_coordinator_module, "ClusterCoordinator")
-_Closure: Any = need(_coordinator_module, "Closure")
-_CoordinatorCluster: Any = need(_coordinator_module, "Cluster")
-dispatch_context: Any = need("tensorflow.python.distribute.coordinator.coordinator_context", "get_current_dispatch_context")
-_maybe_get_remote_value: Any = need("tensorflow.python.distribute.coordinator.coordinator_context", "maybe_get_remote_value")
-_PerWorkerValues: Any = need(_coordinator_module, "PerWorkerValues")
-_RemoteValueImpl: Any = need(_coordinator_module, "RemoteValueImpl")
-need_attributes(_Coordinator, "_cluster")
-need_attributes(
-    _CoordinatorCluster, "_num_workers", "_transient_timeouts_threshold", "workers", "closure_queue", "failure_handler"
-)
-need_attributes(
-    WorkerPreemptionHandler,
-    "_server_def",
-    "_worker_up_cond",
-    "_cluster_due_for_update_or_finish",
-    "_should_preemption_thread_run",
-    "_error_from_recovery",
-)
-need_attributes(_Closure, "_function")
-need_attributes(CoordinatorWorker, "failure_handler", "_cluster")
-need_attributes(_PerWorkerValues, "_values")
-need_attributes(_RemoteValueImpl, "_values", "_status_available_event")
-need_function(_CoordinatorCluster, "schedule", "self, function, args, kwargs", "calls")
-need_function(_Coordinator, "_create_per_worker_variables", "self, fn, args, kwargs", "calls")
-_ClosureQueue: Any = need(_coordinator_module, "_CoordinatedClosureQueue")
-need_function(_Closure, "execute_on", "self, worker", "calls")
-need_function(_Closure, "__init__", "self, function, cancellation_mgr, args, kwargs", "calls")
-need_function(_ClosureQueue, "put", "self, closure, tag", "calls")
-need_function(_ClosureQueue, "inflight_closure_count", "self", "sets")
-
-
-def cluster_of(coordinator: Any) -> Any:
-    """Returns TensorFlow's `Cluster` object of a ClusterCoordinator."""
-    return coordinator._cluster
-
-
-def schedule_on_coordinator(coordinator: Any, function: Callable[[], Any]) -> None:
-    """Schedules a Python function. The public `schedule` takes TensorFlow functions only."""
-    coordinator._cluster.schedule(function, args=(), kwargs={})
-
-
-def function_of(closure: Any) -> Any:
-    """Returns the Python function that was scheduled as a closure."""
-    return closure._function
-
-
-def create_per_worker(coordinator: Any, create: Callable[[], Any]) -> tuple[Any, ...]:
-    """Makes each queue reader of a coordinator call `create`, now and after each restart of its worker.
-
-    Returns:
-        A RemoteValue per reader, for `remote_value`.
-    """
-    return tuple(coordinator._create_per_worker_variables(create)._values)
-
-
-def remote_value(value: Any) -> Any:
-    """Returns what a RemoteValue stands for. Raises AssertionError if its worker has not created it."""
-    return _maybe_get_remote_value(value)
-
-
-def schedule_for_reader(coordinator: Any, reader: int, function: Callable[[], Any]) -> None:
-    """Schedules a Python function for one reader of a coordinator, by its number; another one takes it if that one fails."""
-    closure_queue = coordinator._cluster.closure_queue
-    closure = _Closure(function, closure_queue._cancellation_mgr, args=(), kwargs={})
-    closure.build_output_remote_value()
-    closure_queue.put(closure, tag=reader)
-
-
-def count_if_scheduled_for_reader(reader: Any, closure: Any) -> None:
-    """Makes a function of `schedule_for_reader` one like all others. Call it before the reader runs it.
-
-    TensorFlow counts functions in flight without those for one reader, but counts each off that has ended.
-    """
-    if closure.tag is not None:
-        closure.tag = None
-        closure_queue = reader._cluster.closure_queue
-        with closure_queue._queue_lock:
-            closure_queue.inflight_closure_count += 1
-
 
 # Variables: of ParameterServerStrategy on a ps, for one replica and for several; one per worker; one per replica; the base.
 CachingVariable: Any = need("tensorflow.python.distribute.ps_values", "CachingVariable")
@@ -272,91 +178,6 @@ WhileBodyFuncGraph: Any = need("tensorflow.python.ops.control_flow_v2_func_graph
 WhileCondFuncGraph: Any = need("tensorflow.python.ops.control_flow_v2_func_graphs", "WhileCondFuncGraph")
 # Which resources an operation, such as a call of a function, reads and which it writes.
 read_write_resource_inputs: Any = need("tensorflow.python.framework.auto_control_deps_utils", "get_read_write_resource_inputs")
-
-
-def remote_value_within(value: Any, seconds: float) -> Any:
-    """Waits at most `seconds` for a RemoteValue, and returns what it stands for, or None. The public `fetch` has no limit."""
-    return value._values if value._status_available_event.wait(seconds) else None
-
-
-_context: Any = need("tensorflow.python.eager.context", "context")
-Context: Any = need("tensorflow.python.eager.context", "Context")
-need_attributes(Context, "_context_handle")
-_new_executor: Any = need("tensorflow.python.eager.executor", "new_executor")
-
-
-def has_started() -> bool:
-    """Returns whether TensorFlow's runtime has started: some of its options cannot be set any more."""
-    return _context()._context_handle is not None
-
-
-def hidden_devices(kind: str) -> set[str]:
-    """Returns the names of the physical devices that the program has hidden with `tf.config.set_visible_devices`."""
-    context = _context()
-    found, seen = context.list_physical_devices(kind), context.get_visible_devices(kind)
-    return {device.name for device in found} - {device.name for device in seen}
-
-
-def publish(key: str, value: str) -> None:
-    """Gives `value` to all tasks of a MultiWorkerMirroredStrategy, by the service through which TensorFlow coordinates them."""
-    _context().set_config_key_value(f"tfdist/{key}", value)
-
-
-def published(key: str, seconds: float) -> str:
-    """Waits for the value that a task has published; raises `tf.errors.OpError` after `seconds`."""
-    return str(_context().get_config_key_value(f"tfdist/{key}", int(seconds * 1000)))
-
-
-def unpublish(key: str) -> None:
-    """Removes a value that this task has published."""
-    _context().delete_config_key_value(f"tfdist/{key}")
-
-
-# Where the module of its protocol buffers is depends on the version.
-_coordination_config: Any = need("tensorflow.python.distribute.collective_all_reduce_strategy", "coordination_config_pb2")
-_multi_worker_util: Any = need("tensorflow.python.distribute.multi_worker_util")
-_configure_coordination: Any = need("tensorflow.python.eager.context", "Context", "configure_coordination_service")
-
-
-def configure_coordination(cluster_spec: "tf.train.ClusterSpec", heartbeat_seconds: float) -> None:
-    """Sets what a MultiWorkerMirroredStrategy would set for its coordination service, and when a task counts as gone.
-
-    Args:
-        cluster_spec: the chief and the workers.
-        heartbeat_seconds: how long a task may give no sign. TensorFlow's 10 s are too short for a task that is only busy.
-    """
-    jobs = [job for job in ("chief", "worker") if job in cluster_spec.jobs]
-    _configure_coordination(
-        _context(),
-        service_type="standalone",
-        service_leader=_multi_worker_util.coordination_leader(cluster_spec),
-        heartbeat_timeout_in_ms=int(heartbeat_seconds * 1000),
-        coordinated_jobs=[_coordination_config.CoordinatedJob(name=job, num_tasks=cluster_spec.num_tasks(job)) for job in jobs],
-    )
-
-
-def use_own_executor() -> Any:
-    """Gives this thread an executor of TensorFlow's runtime; keep the returned object as long as the thread uses it.
-
-    Threads share the default executor. There an operation for a stopped worker stays open, and all threads wait for it.
-    """
-    executor = _new_executor(enable_async=False)
-    _context().executor = executor
-    return executor
-
-
-@contextlib.contextmanager
-def own_executor() -> Iterator[None]:
-    """As `use_own_executor`, for a thread that ends after the block.
-
-    An error of an operation is forgotten at the end. Otherwise TensorFlow would raise it again where it deletes the executor,
-    which Python prints as a traceback that nobody can catch.
-    """
-    executor = use_own_executor()
-    try:
-        yield
-    finally:
-        executor.clear_error()
 
 
 # In a function TensorFlow runs stateful operations that touch no resource one after the other, those that only name a variable

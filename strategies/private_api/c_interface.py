@@ -8,12 +8,12 @@ import ctypes
 from typing import Any
 
 from tfdist.strategies.private_api.checks import need, need_c_function
+from tfdist.strategies.private_api.eager_context import context
 
 _MODULE = "tensorflow.python._pywrap_tfe"
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _SIMPLE_LAYOUT = 2
 
-_context: Any = need("tensorflow.python.eager.context", "context")
 need("tensorflow.python.eager.context", "Context", "_handle")
 _new_status = need_c_function(_MODULE, "TF_NewStatus", ctypes.c_void_p)
 _delete_status = need_c_function(_MODULE, "TF_DeleteStatus", None, ctypes.c_void_p)
@@ -53,10 +53,10 @@ def call(function: Any, *arguments: Any) -> None:
     Raises:
         tf.errors.OpError: if its status says so.
     """
-    context, status = _context(), _new_status()
+    runtime, status = context(), _new_status()
     try:
-        context.ensure_initialized()
-        function(_pointer_of(context._handle, None), *arguments, status)
+        runtime.ensure_initialized()
+        function(_pointer_of(runtime._handle, None), *arguments, status)
         code, said = _code_of(status), (_message_of(status) or b"").decode(errors="replace")
     finally:
         _delete_status(status)

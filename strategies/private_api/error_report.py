@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tfdist.strategies.private_api import c_interface
 from tfdist.strategies.private_api.checks import need
+from tfdist.strategies.private_api.eager_context import context
 
-_context: Any = need("tensorflow.python.eager.context", "context")
 _abort_collectives: Any = need("tensorflow.python.eager.context", "Context", "abort_collective_ops")
 _report = c_interface.need_context_function("TFE_ReportErrorToCluster", ctypes.c_int, ctypes.c_char_p)
 # A function of Python's C interface, as an object of this file: the attributes of those in `ctypes.pythonapi` are everybody's.
@@ -29,7 +29,7 @@ def abort_collectives(message: str) -> None:
     Raises:
         tf.errors.OpError: if the others cannot be told, because the task that serves the service is gone, or they know it.
     """
-    _abort_collectives(_context(), tf.errors.UNAVAILABLE, message)
+    _abort_collectives(context(), tf.errors.UNAVAILABLE, message)
     report_error(message)
 
 
@@ -47,6 +47,6 @@ def keep_context() -> None:
 
     To take it down it would wait for its last heartbeat, and that waits for the first task, which may be cut off.
     """
-    context = _context()
-    context.ensure_initialized()
-    _count_reference(context._handle)  # Nobody counts it off, so the runtime is never deleted.
+    runtime = context()
+    runtime.ensure_initialized()
+    _count_reference(runtime._handle)  # Nobody counts it off, so the runtime is never deleted.

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tfdist.strategies.private_api import (
     CompileLoss,
-    Context,
     DistributedVariable,
     FuncGraph,
     KerasVariable,
@@ -35,6 +34,7 @@ from tfdist.strategies.private_api import (
     tf_constant,
     tf_random_seed,
 )
+from tfdist.strategies.private_api.eager_context import Context
 from tfdist.strategies.private_api.patch_point import AddedMethod, PatchPoint
 from tfdist.strategies.private_api.user_functions import Function
 
@@ -134,7 +134,7 @@ APPLY = {
     for owner in (TFOptimizer, LossScaleOptimizer, MultiOptimizer)
     if owner is not None
 }
-SCALE_BY_OPTIMIZER = PatchPoint(LossScaleOptimizer, "scale_loss", "self, loss", "A step would keep the first scale for ever.")
+SCALE_BY_OPTIMIZER = PatchPoint(LossScaleOptimizer, "scale_loss", "self, loss", "A step would keep the first scale forever.")
 SCALE_BY_FACTOR = PatchPoint(TFOptimizer, "scale_loss", "self, loss", "A loss counts by its share before it is scaled.")
 ALL_REDUCE_GRADIENTS = PatchPoint(
     TFOptimizer, "_all_reduce_sum_gradients", "self, grads_and_vars", "Gradients that are added up are not added up again."

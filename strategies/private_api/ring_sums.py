@@ -66,7 +66,7 @@ class RingSums:
 
         Args:
             value: the tensor of this task.
-            timeout: seconds after which DeadlineExceededError is raised if other tasks have not called it; 0 to wait for ever.
+            timeout: seconds after which DeadlineExceededError is raised if other tasks have not called it; 0 to wait forever.
         """
         key = self._next_key(("gather", value.dtype, tuple(value.shape)))
         return self._run(tf.raw_ops.CollectiveGatherV2, key, value, timeout_seconds=timeout)

@@ -1,4 +1,4 @@
-"""What `keras.utils.get_file` fetches: each file complete or absent, also if several tasks of a machine fetch the same.
+"""What `keras.utils.get_file` fetches: each file complete or absent, even if several tasks of a machine fetch the same.
 
 Under multi_worker_mirrored, and beside an evaluator, several tasks of a machine run the program at once, and share Keras'
 cache. Keras writes a download under its final name, and at every call extracts an archive over the files of the call before.

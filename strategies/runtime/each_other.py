@@ -1,7 +1,7 @@
 """Lets tasks that all train wait for each other, without TensorFlow.
 
 A task that is started again may find the others in the training that has lost it: their TensorFlow servers still listen. It
-could not join them, and TensorFlow would wait for ever. So a task that waits answers with a greeting, which a TensorFlow server
+could not join them, and TensorFlow would wait forever. So a task that waits answers with a greeting, which a TensorFlow server
 does not, and each notes who has greeted it. What listens and has never greeted this task belongs to an earlier training.
 
 The address of a task that waits accepts no other connection. A task of the earlier training that reaches it, as it does where

@@ -28,7 +28,7 @@ _open: "set[FitProgress]" = set()
 
 
 def close_all() -> None:
-    """Notes that the program has finished, also if it has left a `fit` by `sys.exit`, or one goes on in a thread."""
+    """Notes that the program has finished, even if it has left a `fit` by `sys.exit`, or one goes on in a thread."""
     for progress in list(_open):
         progress.close()
 
@@ -58,7 +58,7 @@ class FitProgress(keras.callbacks.Callback):
         self._clock = clock
         self._written_at = -WRITE_SECONDS
         self._samples: deque[tuple[float, int]] = deque()
-        self._done = 0  # Steps of this `fit`.
+        self._steps_done = 0  # Steps of this `fit`.
         self._epoch_begin: float | None = None
         self._epoch_seconds: float | None = None
         self._values: dict[str, Any] = {"phase": "idle", "epoch": 0, "epochs": 0, "step": 0, "steps": None, "metrics": {}}
@@ -83,7 +83,7 @@ class FitProgress(keras.callbacks.Callback):
         """See `keras.callbacks.Callback`."""
         steps = batch + 1 - self._values["step"]
         self._values["step"] = batch + 1
-        self._done += steps
+        self._steps_done += steps
         self._heard(steps)
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -137,7 +137,7 @@ class FitProgress(keras.callbacks.Callback):
         if self._is_over:
             return True
         now = self._written_at = self._clock()
-        self._samples.append((now, self._done))
+        self._samples.append((now, self._steps_done))
         while len(self._samples) > 2 and now - self._samples[1][0] > SPEED_SECONDS:
             self._samples.popleft()
         (begin, before), (end, after) = self._samples[0], self._samples[-1]

@@ -14,7 +14,7 @@ VARIABLE = "TFDIST_LOST_TIMEOUT"
 DEFAULT_SECONDS = 60.0
 
 CONNECTION_TIMES = 2.0
-"""A connection is kept for so many times `lost_seconds`: after a cut of 30 s TCP tries again about 51 s after its begin."""
+"""A connection is kept for this many times `lost_seconds`: after a cut of 30 s TCP tries again about 51 s after its begin."""
 
 
 def lost_seconds() -> float:

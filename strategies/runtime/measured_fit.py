@@ -135,24 +135,24 @@ class MeasuredFit(keras.callbacks.Callback):
         self._batch = batch_of(arguments)
         self._clock = clock
         self._steps: list[tuple[float, int, float]] = []
-        self._done = 0
-        self._last = -1
+        self._steps_done = 0
+        self._last_batch = -1
         self._written_at = 0.0
         self._variables: list[dict[str, Any]] = []
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""
-        self._last = -1
+        self._last_batch = -1
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""
-        self._done += batch - self._last
-        self._last = batch
+        self._steps_done += batch - self._last_batch
+        self._last_batch = batch
         now = self._clock()
         if now - self._written_at >= WRITE_SECONDS:
             self._written_at = now
             strategy = getattr(self.model, "distribute_strategy", None)
-            self._steps.append((now, self._done, getattr(strategy, "seconds_traced", 0.0)))
+            self._steps.append((now, self._steps_done, getattr(strategy, "seconds_traced", 0.0)))
             self._write()
 
     def _write(self) -> None:

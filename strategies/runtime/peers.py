@@ -135,49 +135,77 @@ def wait_for_tasks(
     Raises:
         StartTimeoutError: if a task has not started within `timeout` seconds, or will not start (`note_failures`).
     """
-    deadline, begin = Deadline.after(timeout), time.monotonic()
-    missing: dict[Task, Missing] = dict.fromkeys(tasks, Missing.SILENT)
-    changed = threading.Condition()
-    over = threading.Event()
-    seconds = min(ANSWER_SECONDS, timeout / 2)  # Of a question: the deadline finds at least one answered.
+    _Wait(tasks, timeout, why_missing, is_enough).run(log)
 
-    def ask(task: Task) -> None:
-        while (reason := why_missing(task, deadline.within(seconds))) is not None:
-            with changed:
-                missing[task] = reason
+
+class _Wait:
+    """One call of `wait_for_tasks`, with its arguments."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        timeout: float,
+        why_missing: Callable[[Task, Deadline], Missing | None],
+        is_enough: Callable[[Collection[Task]], bool],
+    ) -> None:
+        self._timeout, self._why_missing, self._is_enough = timeout, why_missing, is_enough
+        self._deadline, self._begin = Deadline.after(timeout), time.monotonic()
+        self._longest_first_poll = FIRST_POLL_SECONDS * len(tasks)
+        self._missing: dict[Task, Missing] = dict.fromkeys(tasks, Missing.SILENT)
+        self._changed = threading.Condition()
+        self._is_over = threading.Event()
+
+    def run(self, log: Callable[[str], None]) -> None:
+        """Asks all tasks, each in a thread of its own, and waits."""
+        for task in list(self._missing):
+            threading.Thread(target=self._ask, args=(task,), name="tfdist-peers", daemon=True).start()
+        try:
+            with self._changed:
+                while not self._changed.wait_for(self._has_ended, self._deadline.within(LOG_SECONDS).remaining()):
+                    if self._deadline.expired():
+                        sentences = "; ".join(f"{sentence}; {reason.value[1]}" for reason, sentence in self._by_reason())
+                        raise StartTimeoutError(f"gave up after {self._timeout:.0f} s: {sentences}")
+                    others = [sentence for reason, sentence in self._by_reason() if reason is not Missing.SILENT]
+                    log("; ".join([f"waiting {self._waited():.0f} s for {waiting_for(self._missing)}", *others]))
+                if not self._is_enough(self._missing.keys()):
+                    failed = self._failed()
+                    reason = _failures[failed[0].address]
+                    named = [task for task in failed if _failures[task.address] == reason]
+                    raise StartTimeoutError(f"gave up on {waiting_for(named)}: {reason}")
+        finally:
+            self._is_over.set()
+
+    def _ask(self, task: Task) -> None:
+        """Asks a task until it has started."""
+        seconds = min(ANSWER_SECONDS, self._timeout / 2)  # Of a question: the deadline finds at least one answered.
+        while (reason := self._why_missing(task, self._deadline.within(seconds))) is not None:
+            with self._changed:
+                self._missing[task] = reason
                 if task.address in _failures:
-                    changed.notify()
-            waited = time.monotonic() - begin
-            if over.wait(min(POLL_SECONDS, max(FIRST_POLL_SECONDS * len(tasks), waited / 10))):
+                    self._changed.notify()
+            if self._is_over.wait(min(POLL_SECONDS, max(self._longest_first_poll, self._waited() / 10))):
                 return
-        with changed:
-            del missing[task]
-            changed.notify()
+        with self._changed:
+            del self._missing[task]
+            self._changed.notify()
 
-    def failed() -> list[Task]:
-        found = [task for task in missing if task.address in _failures]
-        return [] if is_enough(found) else found
+    def _waited(self) -> float:
+        return time.monotonic() - self._begin
 
-    def found() -> list[tuple[Missing, str]]:
-        reasons = dict.fromkeys(missing.values())
-        return [(reason, f"{reason.value[0]} {waiting_for(t for t in missing if missing[t] is reason)}") for reason in reasons]
+    def _has_ended(self) -> bool:
+        return self._is_enough(self._missing.keys()) or bool(self._failed())
 
-    for task in tasks:
-        threading.Thread(target=ask, args=(task,), name="tfdist-peers", daemon=True).start()
-    try:
-        with changed:
-            while not changed.wait_for(lambda: is_enough(missing.keys()) or failed(), deadline.within(LOG_SECONDS).remaining()):
-                if deadline.expired():
-                    sentences = "; ".join(f"{sentence}; {reason.value[1]}" for reason, sentence in found())
-                    raise StartTimeoutError(f"gave up after {timeout:.0f} s: {sentences}")
-                others = [sentence for reason, sentence in found() if reason is not Missing.SILENT]
-                log("; ".join([f"waiting {time.monotonic() - begin:.0f} s for {waiting_for(missing)}", *others]))
-            if not is_enough(missing.keys()):
-                reason = _failures[failed()[0].address]
-                named = [task for task in failed() if _failures[task.address] == reason]
-                raise StartTimeoutError(f"gave up on {waiting_for(named)}: {reason}")
-    finally:
-        over.set()
+    def _failed(self) -> list[Task]:
+        """Returns the tasks that will not start; none if the others are enough."""
+        failed = [task for task in self._missing if task.address in _failures]
+        return [] if self._is_enough(failed) else failed
+
+    def _by_reason(self) -> list[tuple[Missing, str]]:
+        """Returns each reason with the beginning of a sentence that names its tasks."""
+        tasks: dict[Missing, list[Task]] = {}
+        for task, reason in self._missing.items():
+            tasks.setdefault(reason, []).append(task)
+        return [(reason, f"{reason.value[0]} {waiting_for(named)}") for reason, named in tasks.items()]
 
 
 def port_error(task: Task) -> str | None:

@@ -107,7 +107,7 @@ class SaveOnSignal(keras.callbacks.Callback):
         self._requests: SaveRequests | None = None
         self._is_last = False  # Whether the chief ends, or has ended, after a save that all have made.
         self._received: set[int] = set()
-        self._before: dict[int, Any] = {}
+        self._earlier_handlers: dict[int, Any] = {}
         self._process = os.getpid()
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -118,7 +118,7 @@ class SaveOnSignal(keras.callbacks.Callback):
         self._requests = None if hooks is None else hooks.save_requests
         for number in (signal.SIGTERM, signal.SIGUSR1) if self._saves else (signal.SIGUSR1,):
             if signal.getsignal(number) in (signal.SIG_DFL, has_nothing_to_save):
-                self._before[number] = signal.signal(number, self._receive)
+                self._earlier_handlers[number] = signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: Any) -> None:
         if os.getpid() == self._process:  # Not a fork of the program.
@@ -205,8 +205,8 @@ class SaveOnSignal(keras.callbacks.Callback):
 
     def release(self) -> None:
         """Gives the signals back."""
-        while self._before:
-            signal.signal(*self._before.popitem())
+        while self._earlier_handlers:
+            signal.signal(*self._earlier_handlers.popitem())
 
 
 def _report(received: set[int], is_saved: bool) -> None:

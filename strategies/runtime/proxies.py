@@ -1,7 +1,7 @@
 """Connects tasks with each other directly, whatever proxy the environment names for the web.
 
 gRPC sends every connection to the proxy of `https_proxy` or `http_proxy`, also one to this machine, if `no_proxy` does not name
-its host (grpc `doc/environment_variables.md`). Such a proxy does not reach the tasks: TensorFlow would wait for them for ever.
+its host (grpc `doc/environment_variables.md`). Such a proxy does not reach the tasks: TensorFlow would wait for them forever.
 """
 
 import os
@@ -10,7 +10,7 @@ from collections.abc import MutableMapping
 from tfdist.cluster import Cluster
 
 FOR_GRPC = ("grpc_proxy", "no_grpc_proxy")
-"""Variables that gRPC alone reads, before those for the web. Who sets them means TensorFlow."""
+"""Variables that gRPC alone reads, before those for the web. Whoever sets them means TensorFlow."""
 
 FOR_THE_WEB = ("https_proxy", "http_proxy")
 

@@ -25,7 +25,7 @@ from tfdist.strategies.runtime.program_end import at_program_end
 
 _summary: dict[str, Any] = {"steps": 0, "examples": 0.0, "fit_seconds": 0.0, "metrics": {}, "history": {}}
 _path = ""
-_counts_steps = False  # Whether the launcher wants to know the steps while they are made (launch/jobs/punisher.py).
+_counts_steps = False  # Whether the launcher wants to know the steps while they are made (launch/jobs/fault_injection.py).
 _steps = 0
 _is_measured = False  # For `tfdist plan`.
 

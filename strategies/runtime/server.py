@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from tfdist.cluster import Cluster, Task
 from tfdist.strategies.runtime.lost_timeout import CONNECTION_TIMES, lost_seconds
@@ -17,6 +17,9 @@ from tfdist.strategies.runtime.peers import is_listening, port_error, waiting_fo
 from tfdist.strategies.runtime.save_signal import has_nothing_to_save
 from tfdist.strategies.runtime.streams import flush_streams
 from tfdist.strategies.runtime.tensorflow_logging import quiet_tensorflow
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 FIRST_POLL_SECONDS, CHIEF_POLL_SECONDS = 0.2, 5.0
 """How often a server looks for the chief, until it has seen it and afterwards. If it never saw a chief that was killed soon
@@ -50,8 +53,6 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
         task: this task.
         start_timeout: seconds to wait for the chief to start.
     """
-    import tensorflow as tf
-
     from tfdist.strategies.runtime import proxies, reachability, shutdown
 
     _leave_signals_to_chief()
@@ -59,24 +60,7 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
     proxies.leave_out(cluster)
     keep_freed_memory()
 
-    # A task deadlocks when all of its threads wait for values from each other. TensorFlow's advice is one thread per worker and
-    # one more (tensorflow.org/tutorials/distribute/parameter_server_training, "In-process cluster"). Each group that shares a
-    # task counts as a worker.
-    workers = max(len(cluster.job("worker")), len(cluster.worker_groups))
-    threads = max(os.cpu_count() or 1, workers + 1)
-    # A worker with several slots computes several replicas, on that many logical CPU devices if it has no GPUs for them.
-    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads, device_count={"CPU": task.slots})
-    try:
-        server = tf.distribute.Server(
-            tf.train.ClusterSpec(cluster.cluster_spec()),
-            job_name=task.job,
-            task_index=task.index,
-            protocol=cluster.protocol,
-            config=config,
-        )
-    except tf.errors.OpError as cause:
-        reason = cause.message if (found := port_error(task)) is None else f"{found}; free the port, or describe another"
-        raise SystemExit(f"tfdist: {task.name} cannot serve at {task.address}: {reason}") from cause
+    server = _start_server(cluster, task)
     reachability.limit(cluster, warns=False)
     _log.debug("%s serves at %s", task.name, task.address)
     keep_connections(ports_of(cluster), CONNECTION_TIMES * lost_seconds())
@@ -89,6 +73,31 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
         _leave(0)
     _log.error("%s ends: %s", task.name, fault or "the chief's program failed")
     _leave(code_without_chief() if has_seen else EXIT_CHIEF_FAILED)
+
+
+def _start_server(cluster: Cluster, task: Task) -> "tf.distribute.Server":
+    """Starts TensorFlow's server. Raises SystemExit if that is not possible."""
+    import tensorflow as tf
+
+    # A task deadlocks when all of its threads wait for values from each other. TensorFlow's advice is one thread per worker and
+    # one more (tensorflow.org/tutorials/distribute/parameter_server_training, "In-process cluster"). Each group that shares a
+    # task counts as a worker.
+    workers = max(len(cluster.job("worker")), len(cluster.worker_groups))
+    threads = max(os.cpu_count() or 1, workers + 1)
+    # A worker with several slots computes several replicas, on that many logical CPU devices if it has no GPUs for them.
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads, device_count={"CPU": task.slots})
+    try:
+        return tf.distribute.Server(
+            tf.train.ClusterSpec(cluster.cluster_spec()),
+            job_name=task.job,
+            task_index=task.index,
+            protocol=cluster.protocol,
+            config=config,
+        )
+    except tf.errors.OpError as cause:
+        in_use = port_error(task)
+        reason = cause.message if in_use is None else f"{in_use}; free the port, or describe another"
+        raise SystemExit(f"tfdist: {task.name} cannot serve at {task.address}: {reason}") from cause
 
 
 def _leave_signals_to_chief() -> None:

@@ -116,31 +116,9 @@ def _read(values: Values) -> Cluster | RankInfo:
             "compute_environment",
             f"{shown(values.text('compute_environment'))} starts a job elsewhere; give a description of that job instead",
         )
-    kind = values.text("distributed_type", "NO").upper()
-    kind = "NO" if kind == "FALSE" else kind  # `no` without quotes is YAML's false.
-    if kind in _OTHERS:
-        raise values.error(
-            "distributed_type", f"{kind} uses devices that no strategy of tfdist uses; expected {', '.join(_GPUS)}"
-        )
-    if kind not in (*_ONE, *_GPUS, *_CPUS):
-        known = (*_ONE, *_GPUS, *_CPUS)
-        raise values.error("distributed_type", f"{shown(kind)} is not one of {', '.join(known)}{nearest(kind, known)}")
+    kind = _kind(values)
     machines = values.number("num_machines", 1, least=1)
-    if kind not in _ONE and not values.text("num_processes"):
-        # Accelerate calls this -1: "if we use SLURM and the user manually passes it in".
-        raise values.error(
-            "num_processes", f"it is missing, and only distributed_type NO has one process; write it, or give it with {_LAUNCH}"
-        )
-    size = values.number("num_processes", 1, least=1)
-    check_count(values, "num_processes", size)
-    if kind in _ONE and size > 1:
-        raise values.error(
-            "num_processes", f"it is {size}, and distributed_type NO has one process; choose MULTI_GPU or MULTI_CPU"
-        )
-    if size % machines:
-        raise values.error(
-            "num_processes", f"{size} is no multiple of num_machines, {machines}; it counts those of all machines"
-        )
+    size = _size(values, kind, machines)
     gpus = int(kind in _GPUS and not values.flag("use_cpu"))
     if machines == 1:
         return Cluster(tuple(Task("worker", rank, gpus=gpus) for rank in range(size)), source=values.source)
@@ -163,6 +141,40 @@ def _read(values: Values) -> Cluster | RankInfo:
         local_size=each,
         gpus=gpus,
     )
+
+
+def _kind(values: Values) -> str:
+    """Returns `distributed_type`, one of `_ONE`, `_GPUS` and `_CPUS`."""
+    kind = values.text("distributed_type", "NO").upper()
+    kind = "NO" if kind == "FALSE" else kind  # `no` without quotes is YAML's false.
+    if kind in _OTHERS:
+        raise values.error(
+            "distributed_type", f"{kind} uses devices that no strategy of tfdist uses; expected {', '.join(_GPUS)}"
+        )
+    known = (*_ONE, *_GPUS, *_CPUS)
+    if kind not in known:
+        raise values.error("distributed_type", f"{shown(kind)} is not one of {', '.join(known)}{nearest(kind, known)}")
+    return kind
+
+
+def _size(values: Values, kind: str, machines: int) -> int:
+    """Returns the number of processes of all machines, a multiple of their number."""
+    if kind not in _ONE and not values.text("num_processes"):
+        # Accelerate calls this -1: "if we use SLURM and the user manually passes it in".
+        raise values.error(
+            "num_processes", f"it is missing, and only distributed_type NO has one process; write it, or give it with {_LAUNCH}"
+        )
+    size = values.number("num_processes", 1, least=1)
+    check_count(values, "num_processes", size)
+    if kind in _ONE and size > 1:
+        raise values.error(
+            "num_processes", f"it is {size}, and distributed_type NO has one process; choose MULTI_GPU or MULTI_CPU"
+        )
+    if size % machines:
+        raise values.error(
+            "num_processes", f"{size} is no multiple of num_machines, {machines}; it counts those of all machines"
+        )
+    return size
 
 
 def _under_mpirun(values: Values, size: int, machines: int) -> Cluster:

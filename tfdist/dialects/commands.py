@@ -96,39 +96,62 @@ def launches(
         ClusterError: for a quotation that does not end, and for a launcher that is only the value of a variable.
     """
     found: list[Launch] = []
-    inherited: Mapping[str, str] = {}
-    exported: list[Launch] = []
-    group: dict[str, str] = {}  # What is exported until a variable gets another value: the variables of one task.
-    is_known = False
-    hidden: dict[str, _Hidden] = {}
-    used: _Hidden | None = None
+    script = _Assignments()
     for command in commands(check_text(text, source), source, known):
-        variables = {**inherited, **command.variables}
-        used = used or next((hidden[name] for word in command.words for name in _NAMED.findall(word) if name in hidden), None)
+        script.note_use(command.words)
         if not command.words:
-            inherited = variables
-            if group.keys() & command.variables.keys():
-                group, is_known = {}, False
-            group |= command.variables
-            if (name := _environment(group)) is not None:
-                exported[len(exported) - is_known :] = [Launch(name, (), command.line, variables)]
-                is_known = True
-            hidden |= _hidden(command)
-            used = used or next((entry for entry in hidden.values() if entry.has_options), None)
-        elif (launch := _launch(command, variables, source, known)) is not None:
+            script.add(command)
+        elif (launch := _launch(command, {**script.variables, **command.variables}, source, known)) is not None:
             found.append(launch)
             if len(found) == MAX_LAUNCHERS:
                 break
-    if used is not None and all(launch.words[:1] == ("srun",) for launch in found):
+    if script.used is not None and all(launch.words[:1] == ("srun",) for launch in found):
         raise source.error(
-            f"{used.launcher} is put into a variable, and this one is not expanded; give the command itself",
-            line=used.line if has_lines else None,
+            f"{script.used.launcher} is put into a variable, and this one is not expanded; give the command itself",
+            line=script.used.line if has_lines else None,
         )
-    if not found and len(exported) > 1:
-        return exported[:MAX_LAUNCHERS]  # Each for the commands behind it, as where a script starts several tasks.
-    if not found and (name := _environment(inherited)) is not None:
-        return [Launch(name, (), 1, inherited)]
-    return found
+    return found or script.launches()
+
+
+class _Assignments:
+    """The assignments of a script that stand alone, `export A=1`.
+
+    Attributes:
+        variables: all variables so far.
+        used: a launcher in a variable that a command uses, or that has options, so that a command will; None if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.variables: dict[str, str] = {}
+        self.used: _Hidden | None = None
+        self._hidden: dict[str, _Hidden] = {}
+        self._launches: list[Launch] = []
+        self._group: dict[str, str] = {}  # Those of one task: all until a variable gets another value.
+        self._is_task = False  # Whether the last of the launches is of this group.
+
+    def note_use(self, words: Sequence[str]) -> None:
+        """Notes whether a command uses a launcher in a variable."""
+        names = (name for word in words for name in _NAMED.findall(word))
+        self.used = self.used or next((self._hidden[name] for name in names if name in self._hidden), None)
+
+    def add(self, command: ShellCommand) -> None:
+        """Adds the assignments of a command without a program."""
+        self.variables |= command.variables
+        if self._group.keys() & command.variables.keys():
+            self._group, self._is_task = {}, False
+        self._group |= command.variables
+        if (name := _environment(self._group)) is not None:
+            self._launches[len(self._launches) - self._is_task :] = [Launch(name, (), command.line, dict(self.variables))]
+            self._is_task = True
+        self._hidden |= _hidden(command)
+        self.used = self.used or next((entry for entry in self._hidden.values() if entry.has_options), None)
+
+    def launches(self) -> list[Launch]:
+        """Returns what the assignments describe: several tasks, each for the commands behind it, or one."""
+        if len(self._launches) > 1:
+            return self._launches[:MAX_LAUNCHERS]
+        name = _environment(self.variables)
+        return [] if name is None else [Launch(name, (), 1, self.variables)]
 
 
 def _launch(command: ShellCommand, variables: Mapping[str, str], source: Source, known: Mapping[str, str]) -> Launch | None:
@@ -137,19 +160,19 @@ def _launch(command: ShellCommand, variables: Mapping[str, str], source: Source,
     variables = {**variables, **own}
     if ON_NODE in known and ON_NODE not in variables:
         variables = {ON_NODE: known[ON_NODE], **variables}
-    found = _found(words, source, (known, command.exported, own))
+    found = _find_launcher(words, source, (known, command.exported, own))
     if found is None:
-        dialect = _by_options(words) or _environment(own)
-        kept = words if _by_options(words) else ()
-        return Launch(dialect, kept, command.line, variables) if dialect else None
-    start, name, inner = found
-    if inner is not None:
-        return replace(inner, line=command.line, variables={**variables, **inner.variables})
-    dialect, rest = programs()[name], (name, *words[start:])
+        if (dialect := _by_options(words)) is not None:
+            return Launch(dialect, words, command.line, variables)
+        dialect = _environment(own)
+        return Launch(dialect, (), command.line, variables) if dialect else None
+    if isinstance(found, Launch):
+        return replace(found, line=command.line, variables={**variables, **found.variables})
+    dialect, rest = programs()[found.name], (found.name, *words[found.end :])
     if len(rest) > 1 and rest[1] in _ONLY_ASKS:
         return None
     outer = None
-    if name != "srun" and "srun" in (before := words[: start - 1]):
+    if found.name != "srun" and "srun" in (before := words[: found.end - 1]):
         outer = Launch(programs()["srun"], before[before.index("srun") :], command.line)
     return Launch(dialect, rest, command.line, variables, outer)
 
@@ -175,16 +198,24 @@ def _of_env(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _found(
-    words: Sequence[str], source: Source, given: Sequence[Mapping[str, str]] = ()
-) -> "tuple[int, str, Launch | None] | None":
-    """Returns the position behind a launcher's name, and the name; or the launcher in the script of `bash -c`.
+@dataclass(frozen=True)
+class _Launcher:
+    """A launcher among the words of a command: its name, and the position behind it."""
 
-    Returns None if the words start no launcher. `srun` itself counts last: what it starts may be another launcher. `given` are
-    variables that are set where the words run; the last of several mappings wins.
+    name: str
+    end: int
+
+
+def _find_launcher(
+    words: Sequence[str], source: Source, variables: Sequence[Mapping[str, str]] = ()
+) -> _Launcher | Launch | None:
+    """Returns the launcher in a command, or the command of a launcher in the script of `bash -c`; None if there is none.
+
+    `srun` itself counts last: what it starts may be another launcher. `variables` are those that are set where the words run;
+    the last of several mappings wins.
     """
     known = programs()
-    step: tuple[int, str, None] | None = None
+    step: _Launcher | None = None
     # Folders among the options of srun and of containers may have the name of a launcher.
     begin, is_contained = 0, False
     for position, word in enumerate(words):
@@ -192,34 +223,34 @@ def _found(
             continue
         name = os.path.basename(match[1] if (match := _WHICH.fullmatch(word)) else word)
         if name == "srun":
-            step = step or (position + 1, name, None)
+            step = step or _Launcher(name, position + 1)
             begin = position + 1 + slurm_options(words[position + 1 :])[1]
         elif name in known and not word.startswith("-"):
-            return position + 1, name, None
+            return _Launcher(name, position + 1)
         elif position and words[position - 1] == "-m" and word in known:
-            return position + 1, word, None
+            return _Launcher(word, position + 1)
         elif _PYTHON.fullmatch(name):
             module = _module(words, position)
             if module is not None and os.path.basename(words[module]) in known:
-                return module + 1, os.path.basename(words[module]), None
+                return _Launcher(os.path.basename(words[module]), module + 1)
             break
         elif name == "eval" and position == 0 and (inner := launches(" ".join(words[1:]), source)):
-            return 0, "", inner[0]
+            return inner[0]
         elif SHELL_OPTION.fullmatch(word) and position and os.path.basename(words[position - 1]) in _SHELLS:
             # Double quotes keep what the outer shell shall not expand: `bash -c "... \\$SLURM_PROCID"`.
             script = "".join(words[position + 1 : position + 2]).replace("\\$", "$")
-            if script.strip() and (inner := launches(script, source, known=_used(script, given))):
-                return 0, "", inner[0]
+            if script.strip() and (inner := launches(script, source, known=_used(script, variables))):
+                return inner[0]
         is_contained = is_contained or name in _CONTAINERS
         if position == 0 and name not in PREFIXES and not (word.startswith("$") and "-m" in words[1:4]):
             break
     return step
 
 
-def _used(script: str, given: Sequence[Mapping[str, str]]) -> dict[str, str]:
+def _used(script: str, mappings: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Returns the variables that a script names, of those that it gets; the last of several wins."""
     names = set(_NAMED.findall(script))
-    return {name: variables[name] for variables in given for name in names if name in variables}
+    return {name: variables[name] for variables in mappings for name in names if name in variables}
 
 
 def _module(words: Sequence[str], position: int) -> int | None:
@@ -261,9 +292,9 @@ def _hidden(command: ShellCommand) -> dict[str, _Hidden]:
         while words and ASSIGNMENT.fullmatch(words[0]):  # run="NCCL_DEBUG=INFO deepspeed ..."
             words = words[1:]
         words = words if words[:1] != ["-m"] else ["python", *words]  # DISTRIBUTED="-m torch.distributed.run ..."
-        found = _found(words, Source("command", ""))
-        if found is not None and found[1] != "srun" and found[2] is None:
-            hidden[name] = _Hidden(found[1], command.line, len(words) > found[0])
+        found = _find_launcher(words, Source("command", ""))
+        if isinstance(found, _Launcher) and found.name != "srun":
+            hidden[name] = _Hidden(found.name, command.line, len(words) > found.end)
     return hidden
 
 

@@ -169,15 +169,7 @@ def _from_text(text: str, name: str) -> "Detected | Launched":
         has_blocks = _BLOCK.search(document.text) is not None
         dialect = _best(_words_of_text(document.text), readers, has_blocks)
     if dialect is None:
-        lines = [line.strip() for line in document.text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-        if len(lines) > 1 and all(valid_host(line) and not line.isdecimal() for line in lines):
-            raise source.error(
-                f"these are names of hosts without a number of processes; write it behind each, `{lines[0]} slots=1` (a "
-                "host file of SINGA goes with its job.conf, --hostfile)"
-            )
-        if is_script(document.text):
-            check_prefix(document.text, source)
-        raise _unknown(source, _words_of_text(document.text))
+        raise _unreadable(document.text, source)
     if not readers[dialect].is_mapping:
         return Detected(dialect, readers[dialect], document)
     try:
@@ -190,6 +182,19 @@ def _from_text(text: str, name: str) -> "Detected | Launched":
             f"this is neither a description nor a command line that tfdist reads; those of {known} are"
         ) from None
     return _from_mapping(loaded, source)
+
+
+def _unreadable(text: str, source: Source) -> ClusterError:
+    """Returns, or raises, the error for a text that no dialect reads."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if len(lines) > 1 and all(valid_host(line) and not line.isdecimal() for line in lines):
+        return source.error(
+            f"these are names of hosts without a number of processes; write it behind each, `{lines[0]} slots=1` (a "
+            "host file of SINGA goes with its job.conf, --hostfile)"
+        )
+    if is_script(text):
+        check_prefix(text, source)
+    return _unknown(source, _words_of_text(text))
 
 
 def _assigned(text: str, name: str) -> Detected | None:

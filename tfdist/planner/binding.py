@@ -174,13 +174,7 @@ def _of_workers(job: Running, shared: Sequence[_Busy], unknown: tuple[str, ...])
     slowest, sending = by_running[0], max(job.uses[name].sending or 0.0 for name in workers)
     is_together = job.strategy == "multi_worker_mirrored" or job.is_together
     if is_together and len(workers) > 1 and running[slowest] >= BINDS and running[by_running[1]] <= running[slowest] - APART:
-        next_one = min(1.0, running[by_running[1]] + (job.uses[by_running[1]].sending or 0.0))
-        name = named([slowest])[0]
-        times = running[slowest] / next_one if next_one else None
-        better = f"{name} as fast as the next slowest" if times and times >= WORTH else None
-        return Binding(
-            f"processor of {name}", running[slowest], better, times if better else None, "others wait for it", unknown
-        )
+        return _of_slowest_worker(job, slowest, by_running[1], unknown)
     carrying, why = sending, ""
     if job.strategy == "parameter_server":  # It pulls, computes and pushes one after the other.
         receiving = max((_receiving(job.uses[name]) for name in workers), default=0.0)
@@ -193,12 +187,28 @@ def _of_workers(job: Running, shared: Sequence[_Busy], unknown: tuple[str, ...])
         most = max([sending, *running.values(), *(each.share for each in shared)])
         why = f"no processor and no known link is busy for more than {most:.0%} of the time: tasks wait for replies or data"
         return Binding(None, why=why, unknown=unknown)
-    served = [each for each in shared if each.task.startswith("ps:")]
     mean = sum(running.values()) / len(running)
+    better, times = _more_workers(job, shared)
+    return Binding("worker processor", mean, better, times, "", unknown)
+
+
+def _of_slowest_worker(job: Running, slowest: str, following: str, unknown: tuple[str, ...]) -> Binding:
+    """Returns that the slowest of workers that step together binds; `following` is the next slowest."""
+    share = job.uses[slowest].running
+    next_share = min(1.0, job.uses[following].running + (job.uses[following].sending or 0.0))
+    name = named([slowest])[0]
+    times = share / next_share if next_share else None
+    better = f"{name} as fast as the next slowest" if times and times >= WORTH else None
+    return Binding(f"processor of {name}", share, better, times if better else None, "others wait for it", unknown)
+
+
+def _more_workers(job: Running, shared: Sequence[_Busy]) -> tuple[str | None, float | None]:
+    """Returns twice the workers, in words, and how many times as fast they would train; None for both if that is not known."""
+    served = [each for each in shared if each.task.startswith("ps:")]
     if not served or job.strategy not in ("parameter_server", "hogwild") or job.is_together:
-        return Binding("worker processor", mean, None, None, "", unknown)
+        return None, None
+    workers = job.workers
     busiest, more = max(served, key=lambda each: each.share), 2 * len(workers)
     ps = sum(name.startswith("ps:") for name in job.tasks)
     times = 2 * _time(job, busiest, ps, len(workers)) / _time(job, busiest, ps, more)
-    better = f"{more} workers on machines of their own" if times >= WORTH else None
-    return Binding("worker processor", mean, better, times if better else None, "", unknown)
+    return (f"{more} workers on machines of their own", times) if times >= WORTH else (None, None)

@@ -83,20 +83,10 @@ def cluster_of(
         needs_chief: whether the first worker is called chief where no ps serve, for languages that have no cluster without one.
     """
     has_chief = (base is not None and bool(base.job("chief"))) or option.chief_apart or (needs_chief and not option.ps)
-    alone = option.strategy in ("default", "mirrored")
-    chiefs = int(has_chief or (alone and base is not None and not base.job("worker")))
-    workers = 0 if alone and chiefs else 1 if alone else option.workers - (chiefs if not option.ps else 0)
-    tasks = [_task("chief", index, base, machines) for index in range(chiefs)]
-    tasks += [_task("worker", index, base, machines) for index in range(workers)]
-    for index in range(option.ps):
-        task = _task("ps", index, base, machines)
-        host = tasks[chiefs + index].host if option.colocated else task.host
-        tasks.append(dataclasses.replace(task, host=host, port=None if option.colocated else task.port))
-    if base is not None:
-        tasks += base.job("evaluator")
-    if alone:
-        tasks[0] = dataclasses.replace(tasks[0], slots=option.workers, gpus=min(tasks[0].gpus, option.workers))
-    changed: dict[str, Any] = {"tasks": tuple(tasks), "separate_servers": not option.colocated}
+    changed: dict[str, Any] = {
+        "tasks": _tasks(option, base, machines, has_chief),
+        "separate_servers": not option.colocated,
+    }
     if base is None:
         cluster = Cluster(**changed, source=Source("planner", "tfdist plan"))
     else:
@@ -113,6 +103,25 @@ def cluster_of(
     if choose(cluster).strategy != option.strategy and option.strategy != "default":
         return dataclasses.replace(cluster, strategy=option.strategy)
     return cluster
+
+
+def _tasks(option: Option, base: Cluster | None, machines: Machines, has_chief: bool) -> tuple[Task, ...]:
+    """Returns the tasks of an option, with the evaluators of the user's description."""
+    is_one_task = option.strategy in ("default", "mirrored")
+    chiefs = int(has_chief or (is_one_task and base is not None and not base.job("worker")))
+    trains = 0 if option.ps else chiefs  # Beside ps the chief only coordinates.
+    workers = 1 - chiefs if is_one_task else option.workers - trains
+    tasks = [_task("chief", index, base, machines) for index in range(chiefs)]
+    tasks += [_task("worker", index, base, machines) for index in range(workers)]
+    for index in range(option.ps):
+        task = _task("ps", index, base, machines)
+        host = tasks[chiefs + index].host if option.colocated else task.host
+        tasks.append(dataclasses.replace(task, host=host, port=None if option.colocated else task.port))
+    if base is not None:
+        tasks += base.job("evaluator")
+    if is_one_task:
+        tasks[0] = dataclasses.replace(tasks[0], slots=option.workers, gpus=min(tasks[0].gpus, option.workers))
+    return tuple(tasks)
 
 
 def _begins_with(option: Option, base: Cluster) -> int | None:

@@ -15,7 +15,7 @@ HELD = 0.1
 """A quota that held its group in a smaller part of its periods binds nothing."""
 
 LARGER = 2
-"""A quota so many times as large is proposed."""
+"""A quota this many times as large is proposed."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def of_workers(job: Running, found: Sequence[Limit], other: float, unknown: tupl
     alone = {limit.tasks[0]: limit for limit in found if len(limit.tasks) == 1 and limit.tasks[0] in workers}
     worst = max((limit.share for limit in alone.values()), default=0.0)
     waits = job.strategy in ("multi_worker_mirrored", "hogwild") or job.is_together
-    # Who does not wait for others is not slower for their quotas.
+    # A worker that does not wait for others is not slower for their quotas.
     busy = worst if waits else sum(limit.share for limit in alone.values()) / max(1, len(workers))
     if worst < BINDS or (other >= BINDS and busy <= other):
         return None

@@ -53,7 +53,7 @@ class Hogwild(Simulation):
         return self._between if self._steps is None else min(self._between, -(-self._steps // self.count))
 
     def _begin_epoch(self) -> None:
-        self._left = self._epoch
+        self._steps_left = self._epoch
         self._calls = 0 if self._epoch is None else -(-self._epoch // self._per_call())
         self._calls_begun, self._calls_done = [0] * self.count, 0
         self._idle: list[int] = []
@@ -67,9 +67,9 @@ class Hogwild(Simulation):
     def call(self, worker: int) -> None:
         """Makes the next call of a worker, and then the one after it; waits at the end of an epoch."""
         steps = self._between
-        if self._left is not None:
-            steps = min(self._per_call(), self._left)
-            self._left -= steps
+        if self._steps_left is not None:
+            steps = min(self._per_call(), self._steps_left)
+            self._steps_left -= steps
             if not steps:
                 self._idle.append(worker)
                 if len(self._idle) == self.count:
@@ -103,9 +103,9 @@ class Hogwild(Simulation):
         """As `Simulation.run`; with epochs the speed is that of whole ones."""
         if self._epoch is not None:
             self._slow = {-1}  # Epochs end it.
-        found = super().run(begin)
+        simulated = super().run(begin)
         if self.finished_at is None:
-            return found
+            return simulated
         return self.result(self._steps_done / (self._boundaries[-1] - self._boundaries[0]))
 
     def _prepared(self, worker: int, steps: int, synchronizes: bool) -> None:
@@ -165,7 +165,7 @@ class Hogwild(Simulation):
         """Returns how many groups push to the round of a call (strategies/hogwild/timing/pushes_left.py)."""
         workers, begun = self.count, self._calls_begun
         scheduled = self._calls_done + IN_FLIGHT * workers
-        if self._left is None or scheduled < self._calls:
+        if self._steps_left is None or scheduled < self._calls:
             return workers
         as_far = sum(each >= begun[worker] for each in begun)
         return as_far + min(self._calls - sum(begun), workers - as_far)
@@ -176,58 +176,93 @@ class Hogwild(Simulation):
 
     def _push(self, worker: int, then: Then) -> None:
         """Pushes the progress of a worker; calls `then` when it has all replies."""
-        way, cores = self.way, self.workers[worker].cores
-        parts = way.option.fragments * self._shards
-        in_round = way.rounds and self._turns[worker] > 0  # The first push has nothing to add.
-        turn = self._turns[worker] % way.option.fragments
+        in_round = self.way.rounds and self._turns[worker] > 0  # The first push has nothing to add.
+        turn = self._turns[worker] % self.way.option.fragments
         self._turns[worker] += 1
-        live, grace, half = self._pushing(worker), self._grace(worker), way.worker / way.option.fragments / 2
-        count = len(self.sent) * self._shards
-        replied = after_all(count, lambda: cores.run(half, then))
-        held: list[tuple[int, Then]] = []
+        _Push(self, worker, turn, in_round, self._pushing(worker), self._grace(worker), self._shards, then).begin()
 
-        def ended_everywhere() -> None:
-            for number, reply in held:
-                self.links.tell(self.workers[worker], self.servers[number], reply)
+    def round_of(self, turn: int, server: int, shard: int) -> Rounds:
+        """Returns the rounds in which all groups push a shard of the fragment of a turn to a ps."""
+        key = (turn, server, shard)
+        if key not in self._rounds:
+            self._rounds[key] = Rounds(self.clock, self.count)
+        return self._rounds[key]
 
-        ended_somewhere = after_all(count, ended_everywhere)
 
-        def hold(number: int, reply: Then) -> None:
-            """Sends a reply when the rounds of all ps have ended, as strategies/hogwild/synchronization/push_pull.py does."""
-            held.append((number, reply))
-            self.links.tell(self.servers[number], self.workers[worker], ended_somewhere)
+class _Push:
+    """A push of one worker: a message for each shard of each ps, of which two travel at a time to a ps, and the replies.
 
-        def send(number: int, shard: int) -> None:
-            server, size = self.servers[number], self.sent[number] / parts
+    Args:
+        hogwild: the simulation.
+        worker: the number of the worker.
+        turn: the number of the fragment.
+        in_round: whether the push is in a round.
+        live: how many groups push to this round.
+        grace: how long the round waits for them, in seconds.
+        shards: the number of shards on each ps.
+        then: called when all replies have arrived.
+    """
 
-            def reply() -> None:
-                self.reply(number, worker, size, replied)
+    def __init__(
+        self, hogwild: Hogwild, worker: int, turn: int, in_round: bool, live: int, grace: float, shards: int, then: Then
+    ) -> None:
+        fragments = hogwild.way.option.fragments
+        self._hogwild, self._worker, self._turn = hogwild, worker, turn
+        self._in_round, self._live, self._grace = in_round, live, grace
+        self._shards, self._parts = shards, fragments * shards
+        self._half = hogwild.way.worker / fragments / 2  # The worker's own work: half of it before, half after the messages.
+        count = len(hogwild.sent) * shards
+        self._replied = after_all(count, lambda: hogwild.workers[worker].cores.run(self._half, then))
+        self._held_replies: list[tuple[int, Then]] = []
+        self._ended_somewhere = after_all(count, self._ended_everywhere)
 
-            def ended() -> None:
-                waits = in_round and len(self.sent) > 1
-                self.serve(server, way.server / parts / 2, functools.partial(hold, number, reply) if waits else reply)
+    def begin(self) -> None:
+        """Encodes the messages, and sends them."""
+        self._hogwild.workers[self._worker].cores.run(self._half, self._encoded)
 
-            def applied() -> None:
-                if not in_round:
-                    ended()
-                    return
-                key = (turn, number, shard)
-                rounds = self._rounds.get(key) or self._rounds.setdefault(key, Rounds(self.clock, self.count))
-                rounds.arrive(worker, live, grace, ended)
+    def _encoded(self) -> None:
+        for number in range(len(self._hogwild.sent)):
+            for shard in range(min(2, self._shards)):
+                self._send(number, shard)
 
-            def arrived() -> None:
-                if shard + 2 < self._shards:  # Two travel at a time.
-                    send(number, shard + 2)
-                self.serve(server, way.server / parts / 2, applied)
+    def _send(self, number: int, shard: int) -> None:
+        self._hogwild.push(self._worker, number, self._size(number), functools.partial(self._arrived, number, shard))
 
-            self.push(worker, number, size, arrived)
+    def _arrived(self, number: int, shard: int) -> None:
+        if shard + 2 < self._shards:
+            self._send(number, shard + 2)
+        self._serve(number, functools.partial(self._applied, number, shard))
 
-        def encoded() -> None:
-            for number in range(len(self.sent)):
-                for shard in range(min(2, self._shards)):
-                    send(number, shard)
+    def _applied(self, number: int, shard: int) -> None:
+        if self._in_round:
+            ended = functools.partial(self._ended, number)
+            self._hogwild.round_of(self._turn, number, shard).arrive(self._worker, self._live, self._grace, ended)
+        else:
+            self._ended(number)
 
-        cores.run(half, encoded)
+    def _ended(self, number: int) -> None:
+        reply = functools.partial(self._reply, number)
+        waits = self._in_round and len(self._hogwild.sent) > 1
+        self._serve(number, functools.partial(self._hold, number, reply) if waits else reply)
+
+    def _hold(self, number: int, reply: Then) -> None:
+        """Sends a reply when the rounds of all ps have ended, as strategies/hogwild/synchronization/push_pull.py does."""
+        self._held_replies.append((number, reply))
+        self._hogwild.links.tell(self._hogwild.servers[number], self._hogwild.workers[self._worker], self._ended_somewhere)
+
+    def _ended_everywhere(self) -> None:
+        for number, reply in self._held_replies:
+            self._hogwild.links.tell(self._hogwild.workers[self._worker], self._hogwild.servers[number], reply)
+
+    def _reply(self, number: int) -> None:
+        self._hogwild.reply(number, self._worker, self._size(number), self._replied)
+
+    def _serve(self, number: int, then: Then) -> None:
+        """Lets a ps work on one message: half of what it does for it, before or after the round."""
+        self._hogwild.serve(self._hogwild.servers[number], self._hogwild.way.server / self._parts / 2, then)
+
+    def _size(self, number: int) -> float:
+        return self._hogwild.sent[number] / self._parts
 
 
 def simulate(way: Way, network: Network, most: int = MOST_WORKERS) -> Simulated:

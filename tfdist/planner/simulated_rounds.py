@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from tfdist.planner.events import Clock, Then
 
 LONGEST_LOOK, GROWTH = 0.01, 0.3
-"""Who waits on a ps looks again after 0.3 times as long, at most after 10 ms (waiting.py in strategies/hogwild/)."""
+"""A group that waits on a ps looks again after 0.3 times as long, at most after 10 ms (waiting.py in strategies/hogwild/)."""
 
 
 @dataclass

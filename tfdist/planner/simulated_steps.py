@@ -19,7 +19,7 @@ BEGINNINGS = 16
 """So many beginnings are simulated, divided by the workers. Of many workers always some pull and others push."""
 
 ORDERED = 3
-"""An order is reached after some steps: it is simulated for so many times as long."""
+"""An order is reached after some steps: it is simulated for this many times as long."""
 
 NOTHING = 1e-9
 """Nobody waits for less, seconds."""

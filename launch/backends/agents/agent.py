@@ -108,7 +108,7 @@ class _Agent:
         self._reporter = ""
         self._sent_at: dict[str, int] = {}
         self._has_room = True
-        self._heard: list[dict[str, Any]] = []  # What the launcher has said before this agent could obey.
+        self._early_messages: list[dict[str, Any]] = []  # What the launcher has said before this agent could obey.
         cluster = _cluster(hello["cluster"])
         open_ports = set(hello["open_ports"])
         opened = (dataclasses.replace(task, port=None) if task.name in open_ports else task for task in cluster.tasks)
@@ -153,8 +153,8 @@ class _Agent:
         deadline = time.monotonic() + seconds
         while (taken := {port for port in taken if not is_free(port)}) and time.monotonic() < deadline:
             select.select([self._launcher], [], [], PORT_POLL_SECONDS)
-            self._heard += self._launcher.hear()
-            if any("end" in message for message in self._heard):
+            self._early_messages += self._launcher.hear()
+            if any("end" in message for message in self._early_messages):
                 raise _Ended
             self._launcher.beat()
 
@@ -162,7 +162,7 @@ class _Agent:
         """Serves until the launcher wants the end or is gone."""
         try:
             while True:
-                heard, self._heard = [*self._heard, *self._launcher.hear()], []
+                heard, self._early_messages = [*self._early_messages, *self._launcher.hear()], []
                 for message in heard:
                     self._obey(message)
                 for event in self._tasks.poll(POLL_SECONDS, output=self._has_room):

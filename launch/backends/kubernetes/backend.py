@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -88,37 +88,10 @@ class Pods:
         options = plan.job.options
         server = Server(options.get("kubernetes_context"), options.get("kubernetes_namespace"))
         entries = objects(plan.request, plan.job.environment)
-        # The owner is created when all that its pods need is there, and then gets what it owns.
         owner = next(entry for entry in entries if entry["kind"] in _OPERATORS or entry["kind"] == "Job")
-        before = [entry for entry in entries if entry["kind"] in ("Service", "Secret")]
-        after = [entry for entry in entries if entry is not owner and entry not in before]
         created: list[Mapping[str, Any]] = []
-
-        def create(entry: Mapping[str, Any]) -> dict[str, Any]:
-            created.append(entry)
-            try:
-                return server.create(entry)
-            except BaseException as error:
-                is_refused = isinstance(error, BackendError) and not isinstance(error, NoAnswerError)
-                if is_refused or "kubernetes_name" in options:  # With a name of the user's it may be that of another job.
-                    created.pop()
-                raise
-
         try:
-            for entry in before:
-                create(entry)
-            stored = create(owner)
-            reference = {
-                "apiVersion": owner["apiVersion"],
-                "kind": owner["kind"],
-                "name": owner["metadata"]["name"],
-                "uid": stored["metadata"]["uid"],
-            }
-            for entry in before:
-                server.set_owner(entry, reference)
-            for entry in after:
-                metadata = {**entry["metadata"], "ownerReferences": [reference]}
-                server.create({**entry, "metadata": metadata})
+            _create(server, entries, owner, created, has_own_name="kubernetes_name" in options)
         except BaseException as error:
             for entry in reversed(created):
                 with contextlib.suppress(BackendError):
@@ -136,34 +109,34 @@ class Pods:
         """See `Detached`."""
         if job_id in self._cancelled:
             return JobStatus(State.CANCELLED, reason="its objects are deleted", exit_code=143)
-        return _Found(job_id).status()
+        return _SubmittedJob(job_id).status()
 
     def logs(self, job_id: str, task: str | None, follow: bool) -> Iterator[LogLine]:
         """See `Detached`. When it follows, it also says what tasks wait for."""
-        found = _Found(job_id)
+        job = _SubmittedJob(job_id)
         if not follow:
-            _check_task(task, names_of_tasks(found.workloads()))
-            for name, pod in newest(found.pods(task)).items():
+            _check_task(task, names_of_tasks(job.workloads()))
+            for name, pod in newest(job.pods(task)).items():
                 with contextlib.suppress(BackendError):  # A pod that has not run.
-                    lines = whole_lines(found.server.log(pod["metadata"]["name"], container_of(pod), follow=False))
+                    lines = whole_lines(job.server.log(pod["metadata"]["name"], container_of(pod), follow=False))
                     yield from (LogLine(name, line.partition(" ")[2]) for line in lines)
             return
         outage = Outage()
         while True:
             try:
-                known = names_of_tasks(found.workloads())
+                known = names_of_tasks(job.workloads())
                 break
             except NoAnswerError as error:
                 if shown := outage.without_answer(error):
                     yield LogLine("", f"tfdist: {shown}")
                 time.sleep(POLL_SECONDS)
         _check_task(task, known)
-        yield from _followed(found, task, outage)
+        yield from _followed(job, task, outage)
 
     def cancel(self, job_id: str) -> None:
         """See `Detached`. Deletes the owner, and Kubernetes everything that it owns."""
-        found = _Found(job_id)
-        found.server.delete(found.kind, found.workloads()[0]["metadata"]["name"])
+        job = _SubmittedJob(job_id)
+        job.server.delete(job.kind, job.workloads()[0]["metadata"]["name"])
         self._cancelled.add(job_id)
 
 
@@ -172,14 +145,14 @@ def _check_task(task: str | None, known: list[str]) -> None:
         raise BackendError(f"this job has no task {task!r}; it has {', '.join(known)}")
 
 
-def _followed(found: "_Found", task: str | None, outage: Outage) -> Iterator[LogLine]:
+def _followed(job: "_SubmittedJob", task: str | None, outage: Outage) -> Iterator[LogLine]:
     """Yields the lines of a job, or of one of its tasks, until that has ended, and what tasks wait for."""
-    streams, said = PodLogs(found.server), ""
+    streams, said = PodLogs(job.server), ""
     try:
         while True:
             try:
-                status = found.status()
-                pods = found.pods(task)
+                status = job.status()
+                pods = job.pods(task)
                 shown = outage.answered()
             except NoAnswerError as error:
                 if shown := outage.without_answer(error):
@@ -208,7 +181,52 @@ def _has_ended(status: JobStatus, name: str) -> bool:
     return tasks[name].state.is_final
 
 
-class _Found:
+def _create(
+    server: Server,
+    entries: Sequence[Mapping[str, Any]],
+    owner: Mapping[str, Any],
+    created: list[Mapping[str, Any]],
+    has_own_name: bool,
+) -> None:
+    """Creates the objects of a job: the owner when all that its pods need is there. It then owns the others.
+
+    Args:
+        server: the API server.
+        entries: the objects.
+        owner: the one among them that owns the others.
+        created: gets the objects to delete after an error, as soon as they may exist.
+        has_own_name: whether the user has chosen the name. An object of this name may then be that of another job.
+    """
+
+    def create(entry: Mapping[str, Any]) -> dict[str, Any]:
+        created.append(entry)
+        try:
+            return server.create(entry)
+        except BaseException as error:
+            is_refused = isinstance(error, BackendError) and not isinstance(error, NoAnswerError)
+            if is_refused or has_own_name:
+                created.pop()
+            raise
+
+    before = [entry for entry in entries if entry["kind"] in ("Service", "Secret")]
+    for entry in before:
+        create(entry)
+    stored = create(owner)
+    reference = {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": owner["metadata"]["name"],
+        "uid": stored["metadata"]["uid"],
+    }
+    for entry in before:
+        server.set_owner(entry, reference)
+    for entry in entries:
+        if entry is not owner and entry not in before:
+            metadata = {**entry["metadata"], "ownerReferences": [reference]}
+            server.create({**entry, "metadata": metadata})
+
+
+class _SubmittedJob:
     """A job by its id: the server where it is, and the kind of its workloads."""
 
     def __init__(self, job_id: str) -> None:
@@ -223,19 +241,19 @@ class _Found:
         """Returns its Jobs, the owner first; or its TFJob or TrainJob. Raises NotFound if there is none."""
         if self.kind != "Job":
             return [{**self.server.get(self.kind, self._name), "kind": self.kind}]
-        found = self.server.list("Job", labelSelector=f"{INSTANCE}={self._name}")
-        found = [each for each in found if TRAINS in each["metadata"].get("annotations", {})]  # Helm, too, uses this label.
-        if not found:
+        jobs = self.server.list("Job", labelSelector=f"{INSTANCE}={self._name}")
+        jobs = [each for each in jobs if TRAINS in each["metadata"].get("annotations", {})]  # Helm, too, uses this label.
+        if not jobs:
             raise NotFound(f"Kubernetes has no job {self._name} in the namespace {self.server.namespace} (any more)")
-        return sorted(found, key=lambda entry: "ownerReferences" in entry["metadata"])
+        return sorted(jobs, key=lambda entry: "ownerReferences" in entry["metadata"])
 
     def pods(self, task: str | None = None) -> list[Mapping[str, Any]]:
         """Returns its pods, or those of one task."""
         label = "jobset.sigs.k8s.io/jobset-name" if self.kind == "TrainJob" else INSTANCE
-        found = self.server.list("Pod", labelSelector=f"{label}={self._name}")
+        pods = self.server.list("Pod", labelSelector=f"{label}={self._name}")
         if self.kind == "Job":
-            found = [pod for pod in found if any(map(self._is_own, pod["metadata"].get("ownerReferences", ())))]
-        return [pod for pod in found if task is None or newest([pod]).keys() == {task}]
+            pods = [pod for pod in pods if any(map(self._is_own, pod["metadata"].get("ownerReferences", ())))]
+        return [pod for pod in pods if task is None or newest([pod]).keys() == {task}]
 
     def _is_own(self, owner: Mapping[str, Any]) -> bool:
         return owner["kind"] == "Job" and str(owner["name"]).startswith(f"{self._name}-")

@@ -77,16 +77,22 @@ def state_of(
             return JobStatus(State.FAILED, tuple(tasks), reason, code)
         return JobStatus(State.RUNNING, tuple(tasks), f"{reason}; still running: {_names(active)}; tfdist cancel ends them")
     waiting = [task for task in tasks if task.state in (State.QUEUED, State.STARTING)]
-    why = next((f"{task.name}: {task.note}" for task in waiting if task.note), "")
-    if not waiting:
-        why = next((f"{task.name}: {task.note}" for task in tasks if task.note and task.state == State.RUNNING), "")
-    if not why and waiting:
-        named = (warnings[key] for each in workloads if (key := _identity(each["metadata"])) in warnings)
-        suspended = "it is suspended: by a queue such as Kueue, or by somebody" if _is_suspended(workloads) else ""
-        why = next((f"its pods cannot be created: {message}" for message in named), suspended)
-    if len(waiting) == len(tasks):
-        return JobStatus(State.QUEUED, tuple(tasks), why)
-    return JobStatus(State.STARTING if waiting else State.RUNNING, tuple(tasks), why)
+    if tasks and not waiting:
+        return JobStatus(State.RUNNING, tuple(tasks), _first_note([task for task in tasks if task.state == State.RUNNING]))
+    why = _first_note(waiting) or _why_no_pods(workloads, warnings)
+    return JobStatus(State.QUEUED if len(waiting) == len(tasks) else State.STARTING, tuple(tasks), why)
+
+
+def _first_note(tasks: Iterable[TaskStatus]) -> str:
+    return next((f"{task.name}: {task.note}" for task in tasks if task.note), "")
+
+
+def _why_no_pods(workloads: Sequence[Mapping[str, Any]], warnings: Mapping[str, str]) -> str:
+    """Returns why Kubernetes creates no pods for a job, as far as it says so."""
+    for each in workloads:
+        if (key := _identity(each["metadata"])) in warnings:
+            return f"its pods cannot be created: {warnings[key]}"
+    return "it is suspended: by a queue such as Kueue, or by somebody" if _is_suspended(workloads) else ""
 
 
 def _task(name: str, pod: Mapping[str, Any] | None, warnings: Mapping[str, str], end_of_job: str) -> TaskStatus:
@@ -112,7 +118,7 @@ def _task(name: str, pod: Mapping[str, Any] | None, warnings: Mapping[str, str],
 
 
 def _deletion(pod: Mapping[str, Any]) -> str:
-    """Returns why a pod that has not ended is being deleted; empty if it is not. On a lost node it stays so for ever."""
+    """Returns why a pod that has not ended is being deleted; empty if it is not. On a lost node it stays so forever."""
     if "deletionTimestamp" not in pod["metadata"]:
         return ""
     disruption = _disruption(pod.get("status", {}))

@@ -47,7 +47,7 @@ class Pipe:
     def close(self) -> Iterator[bytes]:
         """Yields the rest of the output and closes the pipe.
 
-        The rest is what the pipe can hold: a process that the task has left behind may write for ever.
+        The rest is what the pipe can hold: a process that the task has left behind may write forever.
         """
         for _ in range(PIPE_BYTES // READ_BYTES):
             if not (data := self.read()):

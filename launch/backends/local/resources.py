@@ -20,7 +20,6 @@ class Resources:
         """Distributes the GPUs that this process sees now over its tasks on this machine: `gpus_per_task` for each that
         computes; None to go by the description."""
         self._tasks = list(tasks)
-        self._strategy = strategy
         installed = machine.installed()
         gpus = visible(installed, os.environ)
         self.plan: Plan = plan(self._tasks, strategy, gpus, gpus_per_task, installed.variable)

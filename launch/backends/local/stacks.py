@@ -22,23 +22,23 @@ class Stacks:
     """The tasks that were asked for their stacks and have not answered."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, float] = {}  # Task -> until when it may answer.
+        self._answer_deadlines: dict[str, float] = {}  # Task -> until when it may answer.
         self._running: dict[str, tuple[subprocess.Popen[bytes], IO[bytes], float]] = {}
 
     def ask(self, task: str) -> None:
         """Notes that a task got SIGQUIT."""
         if shutil.which("py-spy") is not None:
-            self._asked[task] = time.monotonic() + ANSWER_SECONDS
+            self._answer_deadlines[task] = time.monotonic() + ANSWER_SECONDS
 
     def printed(self, task: str) -> None:
         """Notes that a task has printed something."""
-        self._asked.pop(task, None)
+        self._answer_deadlines.pop(task, None)
 
     def events(self, pids: dict[str, int]) -> list[Output]:
         """Asks py-spy for the stacks of tasks that have not answered; returns what it has printed."""
         now = time.monotonic()
-        for task in [task for task, until in self._asked.items() if now > until]:
-            del self._asked[task]
+        for task in [task for task, until in self._answer_deadlines.items() if now > until]:
+            del self._answer_deadlines[task]
             if task in pids and task not in self._running:
                 self._start(task, pids[task])
         found = []

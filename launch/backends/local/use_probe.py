@@ -1,7 +1,7 @@
 """`UseProbe`: what the tasks of this machine use of its processors and its link, from `/proc` and the kernel's sockets.
 
 Counters say how much was used. Whether a thread runs, or data waits to be sent, is looked up several times a second: the part
-of the looks in which it was so is the part of the time.
+of the samples in which it was so is the part of the time.
 """
 
 import os
@@ -16,16 +16,16 @@ from tfdist.launch.jobs.events import Used
 from tfdist.planner.use import Use
 from tfdist.quota import Quota, Spent, quota_of, spent
 
-LOOK_SECONDS = 0.2
+SAMPLE_SECONDS = 0.2
 MOST_COST = 0.01
-"""With many threads the looks are rarer, so that they take at most this part of a core."""
+"""With many threads the samples are rarer, so that they take at most this part of a core."""
 
 REPORT_SECONDS = 2.0
 WINDOW_SECONDS = 8.0
 """What is reported is the mean over this time."""
 
 LEAST_SECONDS = 2.0
-LEAST_LOOKS = 8
+LEAST_SAMPLES = 8
 """Fewer tell nothing."""
 
 RECEIVER_LIMITED = 0.5
@@ -35,8 +35,8 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
-class _Look:
-    """What was seen of a task at a moment, in seconds. Counters are those since its start, in seconds or bytes."""
+class _Sample:
+    """The use of a task at a moment, in seconds. Counters are those since its start, in seconds or bytes."""
 
     at: float
     processor: float
@@ -51,14 +51,14 @@ class _Look:
 
 
 @dataclass
-class _Seen:
-    """A task."""
+class _Task:
+    """A task, with its samples."""
 
     pid: int
     cores: set[int]
     is_here: bool
     quota: Quota | None = None
-    looks: deque[_Look] = field(default_factory=deque)
+    samples: deque[_Sample] = field(default_factory=deque)
     inodes: set[int] = field(default_factory=set)
     limited: dict[int, int] = field(default_factory=dict)
     counted: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -67,13 +67,13 @@ class _Seen:
 
 
 class UseProbe:
-    """Looks at the tasks."""
+    """Takes samples of the tasks."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._looked_at = self._reported_at = 0.0
-        self._pause = LOOK_SECONDS
-        self._seen: dict[str, _Seen] = {}
+        self._pause = SAMPLE_SECONDS
+        self._tasks: dict[str, _Task] = {}
 
     def events(self, pids: Mapping[str, int]) -> list[Used]:
         """Returns what the tasks use, whose process ids are `pids`; nothing if it is not yet time."""
@@ -83,19 +83,19 @@ class UseProbe:
         begin = time.thread_time()
         elapsed, self._looked_at = now - self._looked_at, now
         reports = now - self._reported_at >= REPORT_SECONDS
-        self._seen = {name: seen for name, seen in self._seen.items() if pids.get(name) == seen.pid}
+        self._tasks = {name: task for name, task in self._tasks.items() if pids.get(name) == task.pid}
         found = sockets.connections() if pids else None
         for name, pid in pids.items():
-            seen = self._seen.get(name)
-            if seen is None:
-                seen = self._seen[name] = _Seen(pid, _cores(pid), _shares_network(pid), quota_of(pid))
+            task = self._tasks.get(name)
+            if task is None:
+                task = self._tasks[name] = _Task(pid, _cores(pid), _shares_network(pid), quota_of(pid))
             if reports:
-                seen.cores = _cores(pid)  # The program may choose its cores.
-                if (quota := quota_of(pid)) != seen.quota:  # And somebody else its quota: figures of before tell nothing of it.
-                    seen.quota = quota
-                    seen.looks.clear()
-            self._look(seen, now, elapsed, found if seen.is_here else None, reports)
-        self._pause = max(LOOK_SECONDS, (time.thread_time() - begin) / MOST_COST)
+                task.cores = _cores(pid)  # The program may choose its cores.
+                if (quota := quota_of(pid)) != task.quota:  # And somebody else its quota: figures of before tell nothing of it.
+                    task.quota = quota
+                    task.samples.clear()
+            self._add_sample(task, now, elapsed, found if task.is_here else None, reports)
+        self._pause = max(SAMPLE_SECONDS, (time.thread_time() - begin) / MOST_COST)
         if not reports:
             return []
         self._reported_at = now
@@ -103,58 +103,62 @@ class UseProbe:
 
     def _uses(self) -> dict[str, Use]:
         # Two tasks that keep to a core each do not share one.
-        together: float = len(set().union(*(seen.cores for seen in self._seen.values())))
-        limits = {seen.quota for seen in self._seen.values()}
+        together: float = len(set().union(*(task.cores for task in self._tasks.values())))
+        limits = {task.quota for task in self._tasks.values()}
         if len(limits) == 1 and (common := limits.pop()) is not None:
             together = min(together, common.cores)
         found: dict[str, Use] = {}
-        for name, seen in self._seen.items():
-            if (use := use_of(seen.looks, len(seen.cores), together, seen.quota)) is not None:
+        for name, task in self._tasks.items():
+            if (use := use_of(task.samples, len(task.cores), together, task.quota)) is not None:
                 found[name] = use
         for name, use in found.items():
             if use.quota and use.quota_used is None:  # The group does not tell.
                 members = [each for each in found.values() if each.quota_group == use.quota_group]
-                used = max(sum(each.processor for each in members) / use.quota, _held(self._seen[name]))
+                used = max(sum(each.processor for each in members) / use.quota, _held(self._tasks[name]))
                 found[name] = replace(use, quota_used=used)
         return found
 
-    def _look(self, seen: _Seen, now: float, elapsed: float, found: list[sockets.Connection] | None, counts: bool) -> None:
-        used = processor(seen.pid)
+    def _add_sample(
+        self, task: _Task, now: float, elapsed: float, found: list[sockets.Connection] | None, counts: bool
+    ) -> None:
+        used = processor(task.pid)
         if used is None:
             return
-        if found is not None and (counts or not seen.inodes):  # To list them takes longer than the rest.
-            seen.inodes = sockets.inodes(seen.pid)
-        before = seen.looks[-1].waited if seen.looks else 0.0
-        look = _Look(now, used, waited(seen.pid) if counts or not seen.looks else before, *_machine(), _is_running(seen.pid))
-        look.quota = spent(seen.quota.folder) if seen.quota else None
+        if found is not None and (counts or not task.inodes):  # To list them takes longer than the rest.
+            task.inodes = sockets.inodes(task.pid)
+        before = task.samples[-1].waited if task.samples else 0.0
+        sample = _Sample(
+            now, used, waited(task.pid) if counts or not task.samples else before, *_machine(), _is_running(task.pid)
+        )
+        sample.quota = spent(task.quota.folder) if task.quota else None
         if found is not None:
-            look.is_sending = _count(seen, found, elapsed)
-            look.sent, look.received = seen.sent, seen.received
-        seen.looks.append(look)
-        while len(seen.looks) > LEAST_LOOKS and now - seen.looks[1].at > WINDOW_SECONDS:
-            seen.looks.popleft()
+            sample.is_sending = _count(task, found, elapsed)
+            sample.sent, sample.received = task.sent, task.received
+        task.samples.append(sample)
+        while len(task.samples) > LEAST_SAMPLES and now - task.samples[1].at > WINDOW_SECONDS:
+            task.samples.popleft()
 
 
-def use_of(looks: "deque[_Look]", cores: int, together: float | None = None, quota: Quota | None = None) -> Use | None:
-    """Returns the use between the first and the last look; None after too few. The task may use `cores`, and all of this
+def use_of(samples: "deque[_Sample]", cores: int, together: float | None = None, quota: Quota | None = None) -> Use | None:
+    """Returns the use between the first and the last sample; None after too few. The task may use `cores`, and all of this
     machine may use `together`."""
-    if len(looks) < LEAST_LOOKS or looks[-1].at - looks[0].at < LEAST_SECONDS:
+    if len(samples) < LEAST_SAMPLES or samples[-1].at - samples[0].at < LEAST_SECONDS:
         return None
-    first, last, later = looks[0], looks[-1], list(looks)[1:]
+    first, last, later = samples[0], samples[-1], list(samples)[1:]
     seconds = last.at - first.at
     capacity = last.machine_all - first.machine_all
-    knows_links = all(look.is_sending is not None for look in looks)
+    knows_links = all(sample.is_sending is not None for sample in samples)
     processor = (last.processor - first.processor) / seconds
-    # Few looks may miss short work: it takes at least this part of the time, on all cores at once.
+    # Few samples may miss short work: it takes at least this part of the time, on all cores at once.
     least = min(1.0, processor / max(1, cores))
     use = Use(
         seconds,
         processor,
         max(0.0, last.waited - first.waited) / seconds,
-        max(least, sum(look.is_running for look in later) / len(later)),
+        max(least, sum(sample.is_running for sample in later) / len(later)),
         cores,
         min(1.0, (last.machine_busy - first.machine_busy) / capacity) if capacity > 0 else 0.0,
-        sum(bool(look.is_sending) for look in later) / len(later) if knows_links else None,
+        sum(bool(sample.is_sending) for sample in later) / len(later) if knows_links else None,
         (last.sent - first.sent) / seconds if knows_links else None,
         (last.received - first.received) / seconds if knows_links else None,
         together,
@@ -169,30 +173,30 @@ def use_of(looks: "deque[_Look]", cores: int, together: float | None = None, quo
     return replace(use, quota=quota.cores, quota_used=used, held=held_part, quota_group=str(quota.folder))
 
 
-def _held(seen: _Seen) -> float:
+def _held(task: _Task) -> float:
     """Returns the part of the time in which the group of a task had used up its quota, maybe by processes that are no tasks."""
-    first, last = seen.looks[0], seen.looks[-1]
-    if seen.quota is None or first.quota is None or last.quota is None:
+    first, last = task.samples[0], task.samples[-1]
+    if task.quota is None or first.quota is None or last.quota is None:
         return 0.0
-    return min(1.0, (last.quota.held - first.quota.held) * seen.quota.period / (last.at - first.at))
+    return min(1.0, (last.quota.held - first.quota.held) * task.quota.period / (last.at - first.at))
 
 
-def _count(seen: _Seen, found: list[sockets.Connection], elapsed: float) -> bool:
-    """Adds what the connections of a task have carried since the last look; returns whether data waits for the link."""
+def _count(task: _Task, found: list[sockets.Connection], elapsed: float) -> bool:
+    """Adds what the connections of a task have carried since the last sample; returns whether data waits for the link."""
     is_sending = False
     counted, limited = {}, {}
     for each in found:
-        if each.inode not in seen.inodes:
+        if each.inode not in task.inodes:
             continue
         # What a connection had carried before it was first seen does not count.
-        sent, received = seen.counted.get(each.inode, (each.sent, each.received))
-        seen.sent += max(0, each.sent - sent)
-        seen.received += max(0, each.received - received)
+        sent, received = task.counted.get(each.inode, (each.sent, each.received))
+        task.sent += max(0, each.sent - sent)
+        task.received += max(0, each.received - received)
         counted[each.inode] = each.sent, each.received
         limited[each.inode] = each.receiver_limited
-        stopped = (each.receiver_limited - seen.limited.get(each.inode, each.receiver_limited)) / 1e6
+        stopped = (each.receiver_limited - task.limited.get(each.inode, each.receiver_limited)) / 1e6
         is_sending = is_sending or (each.waiting > 0 and stopped < RECEIVER_LIMITED * elapsed)
-    seen.counted, seen.limited = counted, limited
+    task.counted, task.limited = counted, limited
     return is_sending
 
 

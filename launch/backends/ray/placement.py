@@ -44,6 +44,18 @@ ANY_HOST = frozenset((NO_HOST, *LOCAL_HOSTS))
 """Hosts that leave the node to Ray."""
 
 
+def _imported_ray() -> Any:
+    """Imports Ray, which sends no statistics of its use then. Raises ClusterError if it is not installed."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise Source("environment", "python").error(
+            f"--backend ray needs the package ray, {error}: pip install 'tfdist[ray]'"
+        ) from error
+    return ray
+
+
 class Placement:
     """The room of a job.
 
@@ -64,14 +76,7 @@ class Placement:
         Raises:
             ClusterError: if that fails.
         """
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        try:
-            import ray
-        except ImportError as error:
-            raise Source("environment", "python").error(
-                f"--backend ray needs the package ray, {error}: pip install 'tfdist[ray]'"
-            ) from error
-        self.ray = ray
+        self.ray = _imported_ray()
         self._group: Any = None
         self._own_files: str | None = None
         self.folder = shared_folder or folder
@@ -87,25 +92,32 @@ class Placement:
                 f"Ray's client cannot be relied on to send the current folder to {given}; name a folder that all nodes share"
             )
         try:
-            if given != "local":
-                try:
-                    self._init(given, runtime_env=runtime or None)
-                    self.folder = "." if runtime else self.folder
-                    return
-                except ConnectionError:  # That there is none; with `auto` Ray looks only on this machine.
-                    if given != "auto" or address:
-                        raise
-            self.folder = shared_folder or folder
-            self._own_files = tempfile.mkdtemp(prefix="tfdist-ray-")
-            # As with the back end `local`, the tasks share the cores of this machine, however few there are.
-            more = {"num_cpus": max(machine.cores(), cpus), "include_dashboard": False, "object_store_memory": OWN_STORE_BYTES}
-            self._init("local", _temp_dir=self._own_files, **more)
+            if given == "local" or not self._joins(given, runtime, may_be_absent=given == "auto" and not address):
+                self.folder = shared_folder or folder
+                self._start(cpus)
         except BaseException as error:
             self.close()
             if not isinstance(error, Exception):
                 raise
             what = "cannot be started here" if given == "local" or self._own_files else f"at {given} cannot be used"
             raise Source("flags", "--ray_address").error(f"the cluster of Ray {what}: {_first_line(error)}") from error
+
+    def _joins(self, address: str, runtime: dict[str, Any], may_be_absent: bool) -> bool:
+        """Connects to a running cluster; returns False if there is none and there may be none."""
+        try:
+            self._init(address, runtime_env=runtime or None)
+        except ConnectionError:  # That there is none; with `auto` Ray looks only on this machine.
+            if may_be_absent:
+                return False
+            raise
+        self.folder = "." if runtime else self.folder
+        return True
+
+    def _start(self, cpus: float) -> None:
+        """Starts a cluster on this machine. As with the back end `local`, the tasks share its cores, however few there are."""
+        self._own_files = tempfile.mkdtemp(prefix="tfdist-ray-")
+        more = {"num_cpus": max(machine.cores(), cpus), "include_dashboard": False, "object_store_memory": OWN_STORE_BYTES}
+        self._init("local", _temp_dir=self._own_files, **more)
 
     def _init(self, address: str, **more: Any) -> None:
         host, colon, port = address.removeprefix("ray://").rpartition(":")

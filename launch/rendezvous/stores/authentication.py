@@ -18,7 +18,7 @@ SECRET_VARIABLE = "TFDIST_RENDEZVOUS_SECRET"
 """A secret that all processes of a run share. Without it, whoever knows the run id may take part."""
 
 MIN_SECRET = 16
-"""Fewest characters of a secret. Who answers in place of the server could try shorter ones, one after the other."""
+"""Fewest characters of a secret. Whoever answers in place of the server could try shorter ones, one after the other."""
 
 NONCE_CHARACTERS = 32
 MAC_CHARACTERS = 64

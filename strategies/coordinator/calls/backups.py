@@ -31,7 +31,7 @@ IDLE_POLL_SECONDS, IDLE_SILENT_SECONDS = 5.0, 10.0
 
 LINK_SHARE, LINK_TIMES = 1 / 6, 10.0
 """Workers that answer are asked whether they reach the ps if an execution takes longer than this share of `lost_seconds`, and
-than so many times the usual duration. They have half of `lost_seconds` for it."""
+than this many times the usual duration. They have half of `lost_seconds` for it."""
 
 
 class Backups:

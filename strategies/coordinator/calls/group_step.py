@@ -140,7 +140,7 @@ class GroupStep:
     def result(self, outputs: list[Any], shares: list[Any]) -> Any:
         """Returns the result of the function after its last step, of which `run` returned `outputs` and `shares`."""
         extended = self._strategy.extended
-        # All replicas of the group: each has its own metrics, also if the last batch was too small for all of them.
+        # All replicas of the group: each has its own metrics, even if the last batch was too small for all of them.
         with extended.tracing(extended.group_devices):
             after = self._by_replica(extended.group_devices, self._strategy.run(self._outputs.after_steps))
         return self._outputs.of_group(outputs, after, shares)

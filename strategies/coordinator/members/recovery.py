@@ -19,7 +19,8 @@ from tfdist.strategies.coordinator.members.call_gate import CallGate
 from tfdist.strategies.coordinator.members.cut_links import CutLinks
 from tfdist.strategies.coordinator.members.probe import PROBE_SECONDS, answering
 from tfdist.strategies.coordinator.members.server_recovery import ServerRecovery
-from tfdist.strategies.private_api import WorkerPreemptionHandler, update_server_def
+from tfdist.strategies.private_api.coordinator import WorkerPreemptionHandler
+from tfdist.strategies.private_api.eager_context import update_server_def
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.runtime.deadline import Deadline
 

@@ -15,13 +15,8 @@ from tfdist.cluster import Cluster, Task
 from tfdist.strategies.coordinator.members.call_gate import CallGate
 from tfdist.strategies.coordinator.members.membership import Membership
 from tfdist.strategies.coordinator.members.recovery import Recovery
-from tfdist.strategies.private_api import (
-    CoordinatorWorker,
-    cluster_of,
-    count_if_scheduled_for_reader,
-    function_of,
-    use_own_executor,
-)
+from tfdist.strategies.private_api.coordinator import CoordinatorWorker, cluster_of, count_if_scheduled_for_reader, function_of
+from tfdist.strategies.private_api.eager_context import use_own_executor
 from tfdist.strategies.private_api.overrides import overrides
 
 _log = logging.getLogger("tfdist")

@@ -6,7 +6,7 @@ so a checkpoint does not depend on the number of ps tasks or on how variables ar
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -58,22 +58,7 @@ def state_of(replicas: Any, model: Any) -> dict[str, Any]:
     """
     parts = _parts(model)
     used = dict.fromkeys(variable.block for variables in parts.values() for variable in variables if variable.block is not None)
-    own_blocks = [block for block in used if block.kind is not Kind.SYNCHRONIZED]
-    vectors: dict[ParameterBlock, dict[Any, Any]] = {}
-
-    def fetch_outer() -> None:
-        for block in used:
-            if block.kind is Kind.SYNCHRONIZED:
-                vectors[block] = block.retried(partial(_outer_of, block))
-
-    collected = replicas.collect(
-        [block for block in replicas.blocks if block.kind is not Kind.COUNTER],
-        fetch_outer,
-        {block: replicas.current_owners(block) for block in own_blocks},
-    )
-    for block in own_blocks:
-        found = collected[block]
-        vectors[block] = {owner: found[owner] for owner in replicas.current_owners(block) if owner in found}
+    vectors = _collected(replicas, used)
     period = replicas.position_of(model)
     state: dict[str, Any] = {
         "groups": np.int64(len(replicas.owners)),
@@ -86,14 +71,35 @@ def state_of(replicas: Any, model: Any) -> dict[str, Any]:
         state[f"{part}/variables"] = np.int64(len(variables))
         for number, variable in enumerate(variables):
             block = variable.block
-            found = {name: block.cut(vector, variable) for name, vector in vectors[block].items()} if block else {}
-            own, outer = ({}, found) if block and block.kind is Kind.SYNCHRONIZED else (found, {})
+            values = {name: block.cut(vector, variable) for name, vector in vectors[block].items()} if block else {}
+            own, outer = ({}, values) if block and block.kind is Kind.SYNCHRONIZED else (values, {})
             for group, value in (own | variable.restored).items():
                 state[f"own/{part}/{number}/{group}"] = value
             scalars = _scalars(block) if block else set()
             for name, value in (outer | variable.restored_outer).items():
                 state[f"outer/{part}/{number}/{name}"] = value.reshape(-1)[:1] if name in scalars else value
     return state
+
+
+def _collected(replicas: Any, blocks: Iterable[ParameterBlock]) -> dict[ParameterBlock, dict[Any, Any]]:
+    """Collects the groups, and returns what belongs to these blocks: by group its own values, or by name the outer state."""
+    own_blocks = [block for block in blocks if block.kind is not Kind.SYNCHRONIZED]
+    vectors: dict[ParameterBlock, dict[Any, Any]] = {}
+
+    def fetch_outer() -> None:
+        for block in blocks:
+            if block.kind is Kind.SYNCHRONIZED:
+                vectors[block] = block.retried(partial(_outer_of, block))
+
+    collected = replicas.collect(
+        [block for block in replicas.blocks if block.kind is not Kind.COUNTER],
+        fetch_outer,
+        {block: replicas.current_owners(block) for block in own_blocks},
+    )
+    for block in own_blocks:
+        by_owner = collected[block]
+        vectors[block] = {owner: by_owner[owner] for owner in replicas.current_owners(block) if owner in by_owner}
+    return vectors
 
 
 def restore(replicas: Any, model: Any, state: dict[str, Any]) -> None:

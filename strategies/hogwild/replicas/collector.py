@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.calls.tracing import tracing_lock
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind
-from tfdist.strategies.private_api import own_executor
+from tfdist.strategies.private_api.eager_context import own_executor
 from tfdist.strategies.runtime import chief_device
 from tfdist.strategies.runtime.deadline import Deadline
 

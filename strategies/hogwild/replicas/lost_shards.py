@@ -20,7 +20,7 @@ from tfdist.strategies.hogwild.replicas.collector import ANSWER_SECONDS, SLOWEST
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 from tfdist.strategies.hogwild.synchronization.shard import Shard
-from tfdist.strategies.private_api import own_executor
+from tfdist.strategies.private_api.eager_context import own_executor
 from tfdist.strategies.runtime import chief_device
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.peers import in_parallel, waiting_for

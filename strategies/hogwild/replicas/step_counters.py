@@ -70,25 +70,25 @@ class StepCounters:
     def __init__(
         self, counters: Sequence[LocalVariable] = (), measured: bool = True, groups: int = 1, moves: bool = True
     ) -> None:
-        self._known = list(counters)
+        self._counters = list(counters)
         self._is_alone = measured and groups == 1
-        self._measured = self._known if measured else []
+        self._measured = self._counters if measured else []
         self._others: dict[int, LocalVariable] = {}
-        self._per_step = [float(moves)] * len(self._known)  # Updates of each in a step of the execution before.
+        self._per_step = [float(moves)] * len(self._counters)  # Updates of each in a step of the execution before.
         self._moves = moves
         # The number of the first step whose changes are not counted, and the counts before it. Threads of groups read them.
-        self._counted: tuple[int, list[float]] = (0, [0.0] * len(self._known))
-        self._moved = [0] * len(self._known)  # `LocalVariable.moved` of each, as far as the counts follow it.
+        self._counted: tuple[int, list[float]] = (0, [0.0] * len(self._counters))
+        self._moved = [0] * len(self._counters)  # `LocalVariable.moved` of each, as far as the counts follow it.
 
     @property
     def known(self) -> int:
         """How many counters are known."""
-        return len(self._known)
+        return len(self._counters)
 
     def begin(self, step: int) -> None:
         """Notes that the step of this number, over all groups, is the next one, and that all before are counted."""
-        self._counted = step, [float(counter.value_on_chief()) for counter in self._known]
-        self._moved = [counter.moved for counter in self._known]
+        self._counted = step, [float(counter.value_on_chief()) for counter in self._counters]
+        self._moved = [counter.moved for counter in self._counters]
 
     def follow_assignments(self, steps: LocalVariable | None) -> int:
         """Takes what the program has assigned to the counters since `begin`, in a callback within an epoch.
@@ -99,12 +99,12 @@ class StepCounters:
         Returns:
             How far the numbers of the next steps move.
         """
-        moved = [counter.moved for counter in self._known]
+        moved = [counter.moved for counter in self._counters]
         changes = [now - before for now, before in zip(moved, self._moved, strict=True)]
         if not any(changes):
             return 0
         (step, counts), self._moved = self._counted, moved
-        further = sum(change for counter, change in zip(self._known, changes, strict=True) if counter is steps)
+        further = sum(change for counter, change in zip(self._counters, changes, strict=True) if counter is steps)
         self._counted = step + further, [count + change for count, change in zip(counts, changes, strict=True)]
         return further
 
@@ -120,7 +120,7 @@ class StepCounters:
 
     def count_at(self, step: int, counter: LocalVariable | None) -> int:
         """Returns the value of a counter, over all groups, before a step; the number of the step if it is not known."""
-        counts = zip(self._known, self.counts_at(step), strict=True)
+        counts = zip(self._counters, self.counts_at(step), strict=True)
         return next((int(count) for known, count in counts if known is counter), step)
 
     def numbers(self, counts: Sequence[Any], begun: Sequence[Any], steps: Any) -> dict[int, Any]:
@@ -132,11 +132,11 @@ class StepCounters:
             steps: steps of the call before this one, int64 scalar.
         """
         made = [now - before for now, before in zip(self.values(), begun, strict=True)]
-        made = made or [steps if self._moves else 0] * len(self._known)
+        made = made or [steps if self._moves else 0] * len(self._counters)
         numbers = [tf.cast(count, tf.int64) + tf.cast(more, tf.int64) for count, more in zip(counts, made, strict=True)]
         if self._is_alone:  # The chief has fewer, but for a worker that was restarted.
             numbers = [tf.maximum(number, tf.cast(own, tf.int64)) for number, own in zip(numbers, self.values(), strict=True)]
-        return {id(counter): number for counter, number in zip(self._known, numbers, strict=True)}
+        return {id(counter): number for counter, number in zip(self._counters, numbers, strict=True)}
 
     def values(self) -> list[Any]:
         """Returns the measured counters' values, in a function."""

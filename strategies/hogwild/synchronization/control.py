@@ -80,7 +80,7 @@ class CallNumbers:
     """
 
     def __init__(self, sent: Sequence[LocalVariable], counts: int = 0) -> None:
-        self._sent, self._counts = list(sent), counts
+        self._sent = list(sent)
         self._fixed = int(Control.SPEC.shape[0])
         self.spec = tf.TensorSpec([self._fixed + 1 + len(self._sent) + counts], tf.float64)
 

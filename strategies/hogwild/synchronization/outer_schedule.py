@@ -43,22 +43,22 @@ class OuterSchedule:
         learning_rate: Callable[[int], float] | None = None,
         every: int = 1,
     ) -> None:
-        self._first = self._rates = rates
+        self._first_rates = self._rates = rates
         self._farthest, self._learning_rate, self._every = farthest, learning_rate, every
         self._highest = 0.0
-        self._known: int | None = None  # Part of the training, `every` updates long, for which the rates are known.
+        self._part: int | None = None  # Part of the training, `every` updates long, for which the rates are known.
 
     def at(self, step: int) -> tuple[float, float]:
         """Returns outer learning rate and outer momentum at an update, by its number over all groups."""
         part = step // self._every
-        if self._farthest is None or self._learning_rate is None or part == self._known:
+        if self._farthest is None or self._learning_rate is None or part == self._part:
             return self._rates
         begin = part * self._every
-        before = [begin * number // SAMPLES for number in range(SAMPLES)] if self._known is None and begin else []
+        before = [begin * number // SAMPLES for number in range(SAMPLES)] if self._part is None and begin else []
         now = self._learning_rate(begin)
         self._highest = max([self._highest, now, *map(self._learning_rate, before)])
-        rate, momentum = self._first
+        rate, momentum = self._first_rates
         if self._highest > 0:
             momentum = momentum_for(rate, momentum, now / self._highest, self._farthest)
-        self._rates, self._known = (rate, momentum), part
+        self._rates, self._part = (rate, momentum), part
         return self._rates

@@ -43,7 +43,7 @@ def arrive(
 ) -> tuple[Round, Any, Any]:
     """Notes a push.
 
-    When all groups begin an epoch, a push is in time for the open round, also if its group does not know all that have ended:
+    When all groups begin an epoch, a push is in time for the open round, even if its group does not know all that have ended:
     it had nothing to push to them, or was late in the epoch before. Otherwise it would be late in all epochs that follow, and
     the others would wait for it. The others do not wait for an absent group, so its push is late as within an epoch.
 
@@ -87,7 +87,7 @@ def lacks_quorum(pushed: Any, quorum: int, live: Any, arrays: ModuleType | Any) 
 
 
 def expire(round_: Round, wanted: Any, arrays: ModuleType | Any) -> tuple[Round, Any]:
-    """Ends round `wanted`, if it is open, for a group that has waited for the grace time. Who has not pushed is absent.
+    """Ends round `wanted`, if it is open, for a group that has waited for the grace time. Groups without a push are absent.
 
     Args:
         round_: the open round.

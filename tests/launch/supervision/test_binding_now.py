@@ -70,7 +70,7 @@ def test_connections_within_this_machine_do_not_use_its_link():
 
 
 def test_the_probe_tells_a_process_that_computes_from_one_that_sleeps(monkeypatch):
-    monkeypatch.setattr(use_probe, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(use_probe, "SAMPLE_SECONDS", 0.02)
     monkeypatch.setattr(use_probe, "MOST_COST", 1.0)
     monkeypatch.setattr(use_probe, "LEAST_SECONDS", 0.8)
     monkeypatch.setattr(use_probe, "REPORT_SECONDS", 1.0)
@@ -129,7 +129,7 @@ def test_a_process_that_a_real_quota_holds_is_at_its_quota(monkeypatch, control_
     """Also where another program of its control group uses the time up, and the task hardly runs."""
     if isinstance(control_group, str):
         pytest.skip(control_group)
-    for name, value in {"LOOK_SECONDS": 0.02, "MOST_COST": 1.0, "LEAST_SECONDS": 0.8, "REPORT_SECONDS": 0.9}.items():
+    for name, value in {"SAMPLE_SECONDS": 0.02, "MOST_COST": 1.0, "LEAST_SECONDS": 0.8, "REPORT_SECONDS": 0.9}.items():
         monkeypatch.setattr(use_probe, name, value)
     busy, idle = "print(flush=True)\nwhile True: pass", "print(flush=True)\nimport time\nwhile True: time.sleep(0.05)"
     programs = [busy] if is_alone else [idle, busy]
@@ -155,14 +155,16 @@ def test_a_process_that_a_real_quota_holds_is_at_its_quota(monkeypatch, control_
 
 
 def test_a_time_without_figures_of_sockets_has_none():
-    looks = deque(use_probe._Look(number * 0.5, number * 0.25, 0.0, number, 2 * number, number % 2 == 0) for number in range(9))
-    assert use_probe.use_of(looks, 2) == Use(4.0, 0.5, 0.0, 0.5, 2, 0.5)
-    missed = deque(use_probe._Look(number * 0.5, number * 0.25, 0.0, number, 2 * number, False) for number in range(9))
+    samples = deque(
+        use_probe._Sample(number * 0.5, number * 0.25, 0.0, number, 2 * number, number % 2 == 0) for number in range(9)
+    )
+    assert use_probe.use_of(samples, 2) == Use(4.0, 0.5, 0.0, 0.5, 2, 0.5)
+    missed = deque(use_probe._Sample(number * 0.5, number * 0.25, 0.0, number, 2 * number, False) for number in range(9))
     assert use_probe.use_of(missed, 2).running == 0.25  # It ran for that part of the time at least.
-    assert use_probe.use_of(deque(list(looks)[:4]), 2) is None
-    for look in looks:
-        look.is_sending, look.sent = look.at > 2, int(look.at * 100)
-    assert use_probe.use_of(looks, 2).sending == 0.5 and use_probe.use_of(looks, 2).sent == 100
+    assert use_probe.use_of(deque(list(samples)[:4]), 2) is None
+    for sample in samples:
+        sample.is_sending, sample.sent = sample.at > 2, int(sample.at * 100)
+    assert use_probe.use_of(samples, 2).sending == 0.5 and use_probe.use_of(samples, 2).sent == 100
 
 
 def test_tasks_that_keep_to_different_cores_do_not_share_them(monkeypatch):

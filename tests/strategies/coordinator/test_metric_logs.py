@@ -63,7 +63,7 @@ def test_a_loss_that_was_infinite_once_stays_infinite_as_in_one_process():
     found = [add(logs, *each) for each in ((0, 8, 8), (1, np.inf, 8), (1, np.inf, 16), (0, 16, 16))]
     assert found == [{"loss": 1.0}] + [{"loss": np.inf}] * 3
     assert logs._sum.tolist() == [np.inf, 32.0]
-    logs.hand_over(logs.logs)
+    logs.note_read(logs.logs)
     logs.begin_anew()
     assert logs._sum.tolist() == [0.0, 0.0]
 
@@ -72,11 +72,11 @@ def test_after_the_reset_of_an_infinite_loss_the_steps_made_before_it_do_not_cou
     """Each row has all that its group has counted, and of what is infinite nothing can be subtracted."""
     logs = mean_of_losses()
     first, unread = add(logs, 0, np.inf, 8), add(logs, 0, np.inf, 16)
-    logs.hand_over(first)
+    logs.note_read(first)
     logs.begin_anew()
     assert "leave out the 1 steps that workers had made before" in caplog.text
     assert (unread, logs._sum.tolist()) == ({"loss": np.inf}, [0.0, 0.0])
-    logs.hand_over(unread)
+    logs.note_read(unread)
     logs.begin_steps()
     assert add(logs, 0, 4, 8) == {"loss": 0.5} and add(logs, 1, 12, 8) == {"loss": 1.0}
 
@@ -86,10 +86,10 @@ def test_steps_that_keras_has_not_read_count_beside_those_of_a_fit_in_a_callback
     logs = mean_of_losses()
     logs._variables = [Counter(), Counter()]
     read, unread = add(logs, 0, 100, 8), add(logs, 1, 12, 8)
-    logs.hand_over(read)
+    logs.note_read(read)
     logs.pause()
     logs.begin_steps()
-    logs.hand_over(add(logs, 0, nested, 6))
+    logs.note_read(add(logs, 0, nested, 6))
     logs.go_on()
     assert [unread["loss"], logs.logs["loss"], logs._read.sums[0]] == [found[0], found[0], nested]
     logs.begin_steps()  # Groups begin with zero.
@@ -184,7 +184,7 @@ def test_a_callback_may_reset_one_metric_within_an_epoch():
         return result
 
     def seen(result):
-        logs.hand_over(result)
+        logs.note_read(result)
         return result["loss"], [float(each._value.value()) for each in (total, count, other)]
 
     logs.reset()
@@ -210,7 +210,7 @@ def test_an_evaluation_that_a_callback_stops_has_the_steps_that_it_has_seen():
     logs, total, count = mean_of_losses(), Counter(), Counter()
     logs._variables = [total, count]
     seen = add(logs, 0, 8, 8)
-    logs.hand_over(seen)
+    logs.note_read(seen)
     add(logs, 1, 4, 8)
     logs.publish_sums(seen)
     assert logs.logs == {"loss": 1.0} and [float(each._value.value()) for each in (total, count)] == [8.0, 8.0]

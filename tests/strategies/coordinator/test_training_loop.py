@@ -101,7 +101,7 @@ def make():
     executions, epochs = Executions(), OpenEpochs()
 
     def loop():
-        logs = SimpleNamespace(logs=None, calls=[], publish_sums=lambda read: None, hand_over=lambda logs: None)
+        logs = SimpleNamespace(logs=None, calls=[], publish_sums=lambda read: None, note_read=lambda logs: None)
         logs.come_back = lambda: None
         for name in ("reset", "carry", "begin_anew", "pause", "go_on"):
             setattr(logs, name, functools.partial(logs.calls.append, name))

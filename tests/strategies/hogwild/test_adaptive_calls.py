@@ -56,9 +56,9 @@ def test_a_thread_of_a_group_traces_nothing(delay, periods, begins_built, monkey
         executions=None,
     )
     calls = object.__new__(GroupCalls)
-    calls._trains, calls._strategy, calls._functions, calls._steps = True, strategy, {}, SimpleNamespace(blocks=blocks)
-    calls._model, calls._assigned = SimpleNamespace(weights=[]), {}
-    calls.counters, calls._parameters, calls._replicas = StepCounters(), [], SimpleNamespace(keeps_progress=False)
+    calls._trains, calls._strategy, calls._functions = True, strategy, {}
+    calls.blocks = SimpleNamespace(synchronized=blocks, synchronize_assigned=lambda: False, take=lambda: None)
+    calls.counters, calls._replicas = StepCounters(), SimpleNamespace(keeps_progress=False)
     calls.delay = MeasuredDelay(delay, 1, strategy.steps_per_synchronization)
     steps = Steps(strategy, SimpleNamespace(optimizer=None), calls, None, trains=True)
     (call,), pushes = steps._prepare([tf.zeros([4, 2])] * 8, None)

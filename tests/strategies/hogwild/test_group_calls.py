@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tfdist.strategies.hogwild import group_calls, training_loop
+from tfdist.strategies.hogwild import group_calls, model_blocks, training_loop
 from tfdist.strategies.hogwild.replicas.block_registry import BlockRegistry, Use
 from tfdist.strategies.hogwild.replicas.momentum_buffers import AVERAGE
 from tfdist.strategies.hogwild.replicas.step_counters import StepCounters
@@ -18,56 +18,56 @@ class Block:
 
 
 @pytest.fixture
-def calls(monkeypatch):
-    """Calls of a model with one trained block, two frozen ones and one that is not synchronized, and these blocks by name."""
-    monkeypatch.setattr(group_calls, "local_variables", lambda value: [value])
+def model(monkeypatch):
+    """The blocks of a model with one trained block, two frozen ones and one that is not synchronized, and each by its name."""
+    monkeypatch.setattr(model_blocks, "local_variables", lambda value: [value])
     kinds = {"trained": Kind.SYNCHRONIZED, "frozen": Kind.SYNCHRONIZED, "average": Kind.SYNCHRONIZED, "own": Kind.OWN}
     blocks = {name: Block(kind) for name, kind in kinds.items()}
     weights = {name: SimpleNamespace(block=block, is_assigned=False) for name, block in blocks.items()}
-    made = object.__new__(group_calls.GroupCalls)
+    made = object.__new__(model_blocks.ModelBlocks)
     momentum = blocks["momentum"] = Block(Kind.SYNCHRONIZED)
     made._strategy, made._assigned = SimpleNamespace(), {}
     made._trains, made._averaged, made._parameters = True, [momentum], [blocks["trained"]]
     made._model = SimpleNamespace(weights=[SimpleNamespace(_value=weight) for weight in weights.values()])
-    made._steps = SimpleNamespace(blocks=[blocks["trained"], momentum])
+    made.synchronized = [blocks["trained"], momentum]
     return made, blocks, weights
 
 
-def test_frozen_weights_are_not_synchronized_as_long_as_no_step_assigns_them(calls):
-    made, blocks, weights = calls
+def test_frozen_weights_are_not_synchronized_as_long_as_no_step_assigns_them(model):
+    made, blocks, weights = model
     weights["trained"].is_assigned = weights["own"].is_assigned = True
-    assert not made._synchronizes_more()
-    assert made._steps.blocks == [blocks["trained"], blocks["momentum"]]
+    assert not made.synchronize_assigned()
+    assert made.synchronized == [blocks["trained"], blocks["momentum"]]
 
 
-def test_of_frozen_weights_that_a_step_assigns_groups_take_the_mean(calls):
-    made, blocks, weights = calls
+def test_of_frozen_weights_that_a_step_assigns_groups_take_the_mean(model):
+    made, blocks, weights = model
     weights["trained"].is_assigned = weights["average"].is_assigned = True
-    assert made._synchronizes_more()
-    assert made._steps.blocks == [blocks["trained"], blocks["momentum"], blocks["average"]]
+    assert made.synchronize_assigned()
+    assert made.synchronized == [blocks["trained"], blocks["momentum"], blocks["average"]]
     assert blocks["average"].rates == AVERAGE
-    assert set(made._strategy.synchronized_blocks) == set(made._steps.blocks)  # What the live view counts.
-    assert not made._synchronizes_more()
+    assert set(made._strategy.synchronized_blocks) == set(made.synchronized)  # What the live view counts.
+    assert not made.synchronize_assigned()
 
 
-def test_of_what_a_step_assigns_beside_weights_groups_take_the_mean_if_another_function_only_reads_it(calls):
+def test_of_what_a_step_assigns_beside_weights_groups_take_the_mean_if_another_function_only_reads_it(model):
     """As of a `tf.Variable` of a model that `predict` was called for before `fit`."""
-    made, blocks, _ = calls
+    made, blocks, _ = model
     made._assigned = {blocks["frozen"]: None, blocks["own"]: None}
-    assert made._synchronizes_more()
-    assert made._steps.blocks == [blocks["trained"], blocks["momentum"], blocks["frozen"]]
+    assert made.synchronize_assigned()
+    assert made.synchronized == [blocks["trained"], blocks["momentum"], blocks["frozen"]]
 
 
-def test_outer_rates_follow_the_updates_of_the_optimizer_where_a_step_makes_none(calls, monkeypatch):
+def test_outer_rates_follow_the_updates_of_the_optimizer_where_a_step_makes_none(model, monkeypatch):
     """As in a step that accumulates the gradients of four batches: the number of a step is four times that of the update."""
-    made, blocks, _ = calls
+    made, blocks, _ = model
     counter = SimpleNamespace(kind=Kind.COUNTER, moved=0, value_on_chief=lambda: 100)
-    monkeypatch.setattr(group_calls, "counter_of", lambda optimizer: counter)
-    made.counters, made._rates = StepCounters([counter], groups=8), SimpleNamespace(at=lambda update: (update, 0.5))
-    made.counters.begin(100)
-    assert made._rates_at(104) == (104, 0.5)  # One in each step, before anything is known.
-    made.counters.changes(np.float64([[0.0], [0.0], [0.0], [1.0]]))
-    assert made._rates_at(120) == blocks["trained"].rates == (105, 0.5)
+    monkeypatch.setattr(model_blocks, "counter_of", lambda optimizer: counter)
+    made._counters, made._rates = StepCounters([counter], groups=8), SimpleNamespace(at=lambda update: (update, 0.5))
+    made._counters.begin(100)
+    assert made.rates_at(104) == (104, 0.5)  # One in each step, before anything is known.
+    made._counters.changes(np.float64([[0.0], [0.0], [0.0], [1.0]]))
+    assert made.rates_at(120) == blocks["trained"].rates == (105, 0.5)
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -100,9 +100,10 @@ def test_after_ctrl_c_the_variables_of_a_function_that_is_traced_are_still_known
 
     made = object.__new__(group_calls.GroupCalls)
     made._replicas = SimpleNamespace(registry=registry, outer_optimizer=None)
-    made._strategy, made._model = SimpleNamespace(shares_replicas=False), None
-    made._use, made._assigned, made._trained, made._parameters = Use(), {}, set(), []
-    made._register_weights, made._traced, made._add_used = lambda: None, trace, add
+    made._strategy, made._use, made._traced = SimpleNamespace(shares_replicas=False), Use(), trace
+    blocks = made.blocks = object.__new__(model_blocks.ModelBlocks)
+    blocks._replicas, blocks._model, blocks._assigned, blocks._trained, blocks._parameters = made._replicas, None, {}, set(), []
+    blocks.register_weights, blocks._add = lambda: None, add
     batches = [SimpleNamespace(values=None)]
     with pytest.raises(KeyboardInterrupt):
         made._trace(batches, None, False, 0)

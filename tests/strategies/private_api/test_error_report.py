@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedVersionError
-from tfdist.strategies.private_api import error_report
+from tfdist.strategies.private_api import eager_context, error_report
 from tfdist.strategies.private_api.checks import need_c_function
 
 FUNCFLAG_PYTHONAPI = 4
@@ -24,7 +24,7 @@ def test_a_process_without_a_coordination_service_says_so():
 
 def test_the_runtime_of_a_process_that_has_lost_a_task_is_not_taken_down():
     tf.constant(1)
-    handle = error_report._context()._handle
+    handle = eager_context.context()._handle
     before = sys.getrefcount(handle)
     error_report.keep_context()
     assert sys.getrefcount(handle) == before + 1

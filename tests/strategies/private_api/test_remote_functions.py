@@ -6,7 +6,7 @@ import gc
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.private_api import c_interface, patches, remote_functions
+from tfdist.strategies.private_api import c_interface, eager_context, patches, remote_functions
 from tfdist.strategies.private_api.checks import need_c_function
 
 FUNCFLAG_PYTHONAPI = 4
@@ -34,7 +34,7 @@ def called(monkeypatch):
 
 
 def test_functions_are_added_and_removed_while_other_threads_run(called):
-    context = c_interface._context()
+    context = eager_context.context()
 
     @tf.function
     def function(x):
@@ -67,7 +67,7 @@ def test_at_the_end_of_the_process_functions_stay_on_their_servers(called, monke
 
 def test_the_pointer_of_a_function_is_found_and_none_in_other_objects(monkeypatch):
     name_of = need_c_function("tensorflow.python._pywrap_tfe", "TF_FunctionName", ctypes.c_char_p, ctypes.c_void_p)
-    context = c_interface._context()
+    context = eager_context.context()
     add, names = type(context).add_c_function, []
     monkeypatch.setattr(
         type(context),

@@ -16,7 +16,8 @@ import tensorflow as tf
 import tfdist
 from tfdist.cluster import Cluster, Task
 from tfdist.strategies.coordinator.members import recovery
-from tfdist.strategies.private_api import cluster_of, use_own_executor
+from tfdist.strategies.private_api.coordinator import cluster_of
+from tfdist.strategies.private_api.eager_context import use_own_executor
 from tfdist.strategies.runtime import chief_device
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))

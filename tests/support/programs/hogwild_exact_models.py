@@ -263,7 +263,7 @@ def late_group(strategy):
 
     class Behind(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
-            for block in self.model.train_function._steps._calls._parameters if epoch else []:
+            for block in self.model.train_function._steps._calls.blocks._parameters if epoch else []:
                 with concurrent.futures.ThreadPoolExecutor(2) as pool:
                     for group in (0, 1):
                         numbers = replicas.control(group, block.rates, in_round=2)

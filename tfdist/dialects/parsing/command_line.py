@@ -80,10 +80,7 @@ def options(
                     f"absl reads it as true, whatever word is behind it; write --{switch}={word}", field=f"--{switch}"
                 )
             continue
-        name, equals, value = word.partition("=")
-        if word[1:2] in (letters or {}) and not equals and len(word) > 2:
-            name, equals, value = word[:2], "=", word[2:]  # -r3
-        name = _name(name, letters or {})
+        name, equals, value = _split(word, letters or {})
         if abbreviates and word.startswith("--"):
             name = full_name(name, valued | switches, source)
         if name in valued:
@@ -103,14 +100,22 @@ def options(
             )
         elif meant := close(name, valued | switches, 0.85):
             similar.setdefault(meant, word)
-    # A program that is given both has one of its own.
-    if is_program and (meant := next((meant for meant in similar if meant not in found), None)):
-        raise source.error(
-            f"there is no such option; did you mean {meant}? If it is one of the program itself, leave it out: it says nothing "
-            "about the cluster",
-            field=shown(similar[meant], 40)[1:-1],
-        )
+    for meant, word in similar.items():
+        if meant not in found:  # A program that is given both has one of its own.
+            raise source.error(
+                f"there is no such option; did you mean {meant}? If it is one of the program itself, leave it out: it says "
+                "nothing about the cluster",
+                field=shown(word, 40)[1:-1],
+            )
     return Values(source, found, "--")
+
+
+def _split(word: str, letters: Mapping[str, str]) -> tuple[str, str, str]:
+    """Returns the name of an option, `=` if its value is in the same word, and that value: of `--name=value`, `-r3` or `-r`."""
+    name, equals, value = word.partition("=")
+    if word[1:2] in letters and not equals and len(word) > 2:
+        name, equals, value = word[:2], "=", word[2:]
+    return _name(name, letters), equals, value
 
 
 def check_single(program: Sequence[str], source: Source) -> None:

@@ -69,12 +69,12 @@ class Literals:
         others = {match[1] for match in _ASSIGNED.finditer(_PROGRAM.sub("", done))} | changed
         self._programs = {match[1]: match[2] for match in _PROGRAM.finditer(done) if match[1] not in others}
         # Those that are set where the script runs, unless it changes them itself.
-        self._known = {name: value for name, value in known.items() if name not in counts and name not in changed}
+        self._inherited = {name: value for name, value in known.items() if name not in counts and name not in changed}
         self._arrays: dict[str, list[str]] = {}
         self._exported: set[str] = set()
         self.exported: dict[str, str] = {}
-        self._open: list[str] = []
-        self._left = MAX_EXPANDED
+        self._open_blocks: list[str] = []
+        self._characters_left = MAX_EXPANDED
 
     def see(self, words: Iterable[str], assigned: Mapping[str, str], before: str, behind: str) -> None:
         """Takes note of a command.
@@ -88,9 +88,9 @@ class Literals:
         words = list(words)
         for word in words:
             if word in _OPENS:
-                self._open.append(word)
-            elif word in _CLOSES and self._open and not (word == ")" and self._open[-1] == "case"):
-                self._open.pop()
+                self._open_blocks.append(word)
+            elif word in _CLOSES and self._open_blocks and not (word == ")" and self._open_blocks[-1] == "case"):
+                self._open_blocks.pop()
             elif word not in ("then", "else", "elif", "do", "!"):
                 break
         if words and words[0] in _SOURCES and not _HARMLESS.search(" ".join(words)):
@@ -98,7 +98,7 @@ class Literals:
             self._programs.clear()
             self._arrays.clear()
             self.exported.clear()
-        if self._open or before in _DEPENDS or behind in ("|", "&", "("):
+        if self._open_blocks or before in _DEPENDS or behind in ("|", "&", "("):
             return  # It depends on something, or is in a process of its own, or an array.
         for name, value in assigned.items():
             if _COUNTED.fullmatch(value):
@@ -118,7 +118,7 @@ class Literals:
 
         Returns whether its elements are known at the commands behind it.
         """
-        if self._open or before in _DEPENDS or name not in self._once:
+        if self._open_blocks or before in _DEPENDS or name not in self._once:
             return False
         self._arrays[name] = list(words)
         return True
@@ -129,8 +129,8 @@ class Literals:
         found = self._arrays.get(match[2]) if match is not None else None
         if match is None or found is None or not all(found) or (match[1] and match[3] == "*"):
             return None
-        self._left -= sum(map(len, found))
-        if self._left < 0:
+        self._characters_left -= sum(map(len, found))
+        if self._characters_left < 0:
             return None
         return found if match[1] else [piece for each in found for piece in ([each] if "(" in each else each.split())]
 
@@ -139,13 +139,13 @@ class Literals:
         return _PRODUCT.sub(self._product, _USE.sub(self._value, text)) if "$" in text else text
 
     def _get(self, name: str, otherwise: str) -> str:
-        return self._values.get(name, self._known.get(name, self._programs.get(name, otherwise)))
+        return self._values.get(name, self._inherited.get(name, self._programs.get(name, otherwise)))
 
     def _value(self, match: re.Match[str]) -> str:
         name, place = match[1] or match[3], match[2]
         value = self._get(name, match[0]) if place is None else self._element(name, int(place), match[0])
-        self._left -= len(value)
-        return value if self._left >= 0 else match[0]
+        self._characters_left -= len(value)
+        return value if self._characters_left >= 0 else match[0]
 
     def _element(self, name: str, place: int, otherwise: str) -> str:
         known = list(itertools.takewhile(lambda word: "$" not in word and "`" not in word, self._arrays.get(name, ())))

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from tfdist.launch.errors import UsageError
-from tfdist.launch.jobs.punisher import Fault, Punisher, fault
+from tfdist.launch.jobs.fault_injection import Fault, FaultInjector, fault
 
 TASKS = ["chief:0", "worker:0", "worker:1", "ps:0"]
 
@@ -50,10 +50,10 @@ def job(tmp_path):
     def steps(count):
         (tmp_path / "report.json.steps").write_text(str(count))
 
-    def passes(punisher, seconds):
+    def passes(fault_injector, seconds):
         for _ in range(round(seconds * 10)):
             job.now += 0.1
-            punisher.tick(
+            fault_injector.tick(
                 tmp_path / "report.json", job.alive, lambda names, number: job.sent.append((names, number)), job.said.append
             )
 
@@ -62,18 +62,20 @@ def job(tmp_path):
 
 
 def test_a_fault_comes_once_after_its_step_and_a_stopped_task_goes_on(job):
-    punisher = Punisher([fault("worker:0+worker:1,step=30,how=stop:2", TASKS), fault("ps:0,after=5", TASKS)], lambda: job.now)
-    job.passes(punisher, 9)
+    fault_injector = FaultInjector(
+        [fault("worker:0+worker:1,step=30,how=stop:2", TASKS), fault("ps:0,after=5", TASKS)], lambda: job.now
+    )
+    job.passes(fault_injector, 9)
     job.steps(29)
-    job.passes(punisher, 1)
+    job.passes(fault_injector, 1)
     assert not job.sent
     job.steps(31)
-    job.passes(punisher, 0.1)
+    job.passes(fault_injector, 0.1)
     assert job.sent == [(["worker:0", "worker:1"], signal.SIGSTOP)]
     assert job.said == ["--fail_at sends SIGSTOP to worker:0, worker:1 for 2 s"]
-    job.passes(punisher, 2.2)
+    job.passes(fault_injector, 2.2)
     assert job.sent[1:] == [(["worker:0"], signal.SIGCONT), (["worker:1"], signal.SIGCONT)]
-    job.passes(punisher, 5)
+    job.passes(fault_injector, 5)
     assert job.sent[3:] == [(["ps:0"], signal.SIGKILL)]
 
 
@@ -82,40 +84,40 @@ def test_random_faults_are_those_of_their_seed_and_meet_only_tasks_that_run(job)
     for _ in range(2):
         job.sent.clear()
         job.steps(1)
-        punisher = Punisher([fault("random,every=15,of=worker,seed=3", TASKS)], lambda: job.now)
-        job.passes(punisher, 100)
+        fault_injector = FaultInjector([fault("random,every=15,of=worker,seed=3", TASKS)], lambda: job.now)
+        job.passes(fault_injector, 100)
         drawn.append([*job.sent])
     assert drawn[0] == drawn[1] and len(drawn[0]) == 6
     assert {names[0] for names, _ in drawn[0]} == {"worker:0", "worker:1"}
     job.sent.clear()
     job.alive = ["chief:0", "worker:1"]
-    job.passes(punisher, 60)
+    job.passes(fault_injector, 60)
     assert {names[0] for names, _ in job.sent} == {"worker:1"}
 
 
 def test_random_faults_that_were_due_while_nobody_looked_do_not_happen_all_at_once(job):
     """As in the pause before a job is started again: it would never get farther."""
     job.steps(1)
-    punisher = Punisher([fault("random,every=7,of=worker", TASKS)], lambda: job.now)
-    job.passes(punisher, 1)
+    fault_injector = FaultInjector([fault("random,every=7,of=worker", TASKS)], lambda: job.now)
+    job.passes(fault_injector, 1)
     job.now += 60
-    job.passes(punisher, 3)
+    job.passes(fault_injector, 3)
     assert len(job.sent) == 1
-    job.passes(punisher, 7)
+    job.passes(fault_injector, 7)
     assert len(job.sent) == 2
 
 
 def test_faults_that_have_not_happened_are_named(job):
-    punisher = Punisher(
+    fault_injector = FaultInjector(
         [fault(text, TASKS) for text in ("worker:1,step=30", "worker:0+ps:0,after=2.5", "random,every=9")], lambda: job.now
     )
-    punisher.tell_left(job.said.append)
+    fault_injector.say_pending(job.said.append)
     assert job.said == [
         f"--fail_at {each} has not happened: no step of a `fit` was seen"
         for each in ("worker:1,step=30", "worker:0+ps:0,after=2.5", "random,every=9")
     ]
     job.steps(7)
-    job.passes(punisher, 3)
+    job.passes(fault_injector, 3)
     job.said.clear()
-    punisher.tell_left(job.said.append)
+    fault_injector.say_pending(job.said.append)
     assert job.said == ["--fail_at worker:1,step=30 has not happened"]

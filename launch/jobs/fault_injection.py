@@ -1,4 +1,4 @@
-"""`Punisher`: kills and stops tasks on purpose, to see whether a job survives it (`--fail_at`).
+"""`FaultInjector`: kills and stops tasks on purpose, to see whether a job survives it (`--fail_at`).
 
 It counts the steps of the task that reports, which that task writes into a file beside its report. What was done stays done
 when the whole job is started again.
@@ -64,57 +64,67 @@ def fault(text: str, tasks: Iterable[str]) -> Fault:
     known = list(tasks)
     names, *words = text.split(",")
     values = dict(word.partition("=")[::2] for word in words)
-    is_random = names == "random"
     try:
         if len(values) < len(words):  # A word is there twice.
             raise ValueError
         how, _, seconds = values.pop("how", "kill").partition(":")
         if how not in ("kill", "term", "stop") or (how == "stop") != bool(seconds):
             raise ValueError
-        of = values.pop("of", "") if is_random else ""
-        chosen = [name for name in known if name.startswith(f"{of}:" if of else "")] if is_random else names.split("+")
-        found = Fault(
-            tuple(chosen),
-            how,
-            step=int(values.pop("step")) if not is_random and "step" in values else None,
-            after=float(values.pop("after")) if not is_random and "after" in values else None,
-            every=float(values.pop("every")) if is_random else None,
-            seconds=float(seconds or 0),
-            seed=int(values.pop("seed", 0)) if is_random else 0,
-        )
-        if values or not chosen or (not is_random and (found.step is None) == (found.after is None)):
-            raise ValueError
-        if not (_is_positive(found.every) and _is_positive(found.seconds if how == "stop" else None)):
-            raise ValueError
-        if (found.step or 0) < 0 or not 0.0 <= (found.after or 0.0) < math.inf:
+        stopped = _positive(seconds) if how == "stop" else 0.0
+        parsed = _random_fault(values, known, how, stopped) if names == "random" else _single_fault(names, values, how, stopped)
+        if values or not parsed.tasks:
             raise ValueError
     except (ValueError, KeyError) as error:
         raise UsageError(f"--fail_at {text}: {_FORM}") from error
-    for name in chosen:
+    for name in parsed.tasks:
         if name not in known:
             raise UsageError(f"--fail_at {text}: there is no task {name}{nearest(name, known)}")
-    return found
+    return parsed
 
 
-def _is_positive(seconds: float | None) -> bool:
-    """Returns whether a number that may be missing is more than 0, and a number at all."""
-    return seconds is None or 0.0 < seconds < math.inf
+def _random_fault(values: dict[str, str], known: Iterable[str], how: str, seconds: float) -> Fault:
+    """Takes what describes faults at random moments from `values`. Raises ValueError or KeyError for another form."""
+    job = values.pop("of", "")
+    tasks = tuple(name for name in known if not job or name.startswith(f"{job}:"))
+    return Fault(tasks, how, every=_positive(values.pop("every")), seconds=seconds, seed=int(values.pop("seed", 0)))
 
 
-class Punisher:
+def _single_fault(names: str, values: dict[str, str], how: str, seconds: float) -> Fault:
+    """Takes what describes a fault at a step or moment from `values`. Raises ValueError or KeyError for another form."""
+    tasks = tuple(names.split("+"))
+    if "step" in values:
+        step = int(values.pop("step"))
+        if step < 0:
+            raise ValueError
+        return Fault(tasks, how, step=step, seconds=seconds)
+    after = float(values.pop("after"))
+    if not 0.0 <= after < math.inf:
+        raise ValueError
+    return Fault(tasks, how, after=after, seconds=seconds)
+
+
+def _positive(text: str) -> float:
+    """Returns the number in a text. Raises ValueError if it is not more than 0 and finite."""
+    number = float(text)
+    if not 0.0 < number < math.inf:
+        raise ValueError
+    return number
+
+
+class FaultInjector:
     """Makes the faults of a job happen. Call `tick` several times a second."""
 
-    def __init__(self, faults: Iterable[Fault], now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    def __init__(self, faults: Iterable[Fault], clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._begin: float | None = None
-        self._left = [each for each in faults if each.every is None]
+        self._pending = [each for each in faults if each.every is None]
         self._random = [(each, random.Random(each.seed), [0.0]) for each in faults if each.every is not None]
         self._stopped: list[tuple[float, str]] = []  # When they go on, and their names.
 
-    def tell_left(self, say: Say) -> None:
+    def say_pending(self, say: Say) -> None:
         """Says at the end of a job which faults have not happened: nobody should take it for one that has survived them."""
         why = "" if self._begin is not None else ": no step of a `fit` was seen"
-        for each in [*self._left, *(fault for fault, _, _ in self._random if self._begin is None)]:
+        for each in [*self._pending, *(fault for fault, _, _ in self._random if self._begin is None)]:
             when = (
                 f"every={each.every:g}" if each.every else f"after={each.after:g}" if each.step is None else f"step={each.step}"
             )
@@ -122,7 +132,7 @@ class Punisher:
 
     def tick(self, report: Path, alive: Iterable[str], send: Send, say: Say) -> None:
         """Makes those faults happen whose time has come. `report` is the file of the report of the current attempt."""
-        now = self._now()
+        now = self._clock()
         steps = _steps(report)
         if self._begin is None and steps > 0:
             self._begin = now
@@ -130,8 +140,8 @@ class Punisher:
                 next_at[0] = now + (each.every or 0.0)
         if self._begin is not None:
             seconds = now - self._begin
-            for each in [each for each in self._left if each.is_due(steps, seconds)]:
-                self._left.remove(each)
+            for each in [each for each in self._pending if each.is_due(steps, seconds)]:
+                self._pending.remove(each)
                 self._fail(each, each.tasks, now, send, say)
             for each, chance, next_at in self._random:
                 if each.every is not None and now >= next_at[0]:
