@@ -71,7 +71,7 @@ def _line_of(task: dict[str, Any]) -> str | None:
     restarts = _times(count)
     if not task["task"].startswith("evaluator"):
         return f"  restarts  {task['task']}: {restarts}" if restarts else None
-    end = "finished" if task["exit_code"] == 0 else "did not finish; its evaluations so far are kept"
+    end = "finished" if task["exit_code"] == 0 else f"did not finish, see {task['log']}; its evaluations so far are kept"
     return f"  evaluator {task['task']} {end}{f' ({restarts})' if restarts else ''}"
 
 

@@ -125,8 +125,9 @@ class _Backups:
         except BaseException as error:
             if says_lost_task(error):
                 self._unfinished[backup.file.path] = f"fit has lost a task ({' '.join(str(error).split())[:200]})"
-            elif isinstance(error, SystemExit):  # After SIGTERM. The program may catch it.
-                self._unfinished[backup.file.path] = "fit was ended by a signal"
+            elif isinstance(error, SystemExit):  # The program may catch it.
+                by = "a signal" if error.code == preemption.EXIT_CODE else "sys.exit"
+                self._unfinished[backup.file.path] = f"fit was ended by {by}"
             raise
         finally:
             self._is_in_fit = False

@@ -19,6 +19,7 @@ from tfdist.strategies.data_parallel.prediction_loop import PredictionLoop
 from tfdist.strategies.data_parallel.random_state import of_first_task
 from tfdist.strategies.data_parallel.same_calls import SameCalls, difference
 from tfdist.strategies.data_parallel.same_order import in_same_order
+from tfdist.strategies.data_parallel.same_stop import SameStop
 from tfdist.strategies.data_parallel.texts import gathered_texts
 from tfdist.strategies.data_parallel.training_loop import TrainingLoop
 from tfdist.strategies.data_parallel.writers import without_files
@@ -224,6 +225,9 @@ class DataParallelHooks(KerasHooks):
                     )
         if self._is_shared:
             orbax.leave_to_chief(callbacks, self.is_chief)
+        own = [] if self._calls is None or self.save_requests is None else [SameStop(self._calls, self.save_requests)]
+        place = next((k for k, each in enumerate(callbacks) if not getattr(each, "tfdist_reads_batches", True)), len(callbacks))
+        callbacks = [*callbacks[:place], *own, *callbacks[place:]]  # Before tfdist's, which may save.
         return callbacks if self.is_chief else without_files(callbacks)
 
     def metric_values(self, model: Any) -> list[Any]:

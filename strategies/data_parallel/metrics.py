@@ -115,7 +115,7 @@ class ReplicaMetrics:
         return [v.value * tf.cast(weights[v.aggregation], v.dtype) for v in metrics]
 
     def _reduce_on_replica(self, share: Any, logs: Any, counted: list[Any], state: list[Any]) -> Any:
-        """Returns sums over the cluster: what metrics count, `logs` weighted by the examples, and the wishes to save."""
+        """Returns sums over the cluster: what metrics count, `logs` weighted by the examples, and the wishes of tasks."""
         flat_logs = [of_known_shape(v) for v in tf.nest.flatten(logs) if v is not None]
         kept = [value if isinstance(value := operand(v), SplitTensor) else v.value for v in state]
         # In float64 the mean of equal values is this value: a count of steps stays what it is, also with shares such as 0.3.
@@ -124,7 +124,7 @@ class ReplicaMetrics:
         weights = [*(first if id(v) in self.of_first else share for v in state), *(share for _ in flat_logs)]
         weighted = list(map(own_values.counted, (*kept, *flat_logs), weights))
         requests = self._strategy.tfdist_hooks.save_requests
-        wish = tf.constant(0.0) if requests is None else requests.own.read_value()
+        wish = tf.zeros(2) if requests is None else requests.own.read_value()
         sent = [*weighted, share] if weighted else []
         *sums, wish = all_reduce_sum([*counted, *sent, wish])
         whole = sums.pop() if sent else share

@@ -90,6 +90,7 @@ class SameCalls:
         self._execution: tuple[int, float] | None = None  # The number of the one that runs, and when it began.
         self._published_number: int | None = None  # The number of the one that the others know of.
         self._next_look = 0, LOOK_SECONDS  # The number of an execution, and how long it lasts then.
+        self._counted = "", 0  # After which execution the tasks have counted last, and the result.
         self._watchers: list[threading.Thread] = []
         self._is_lost = False
         self._is_over = threading.Event()
@@ -152,6 +153,41 @@ class SameCalls:
                 is_warned = True
                 _log.warning("%s waits for %s, which has not called %s yet; %s", self.me, name, facts["call"], ADVICE)
         return value
+
+    def count(self, holds: bool) -> int:
+        """Returns in how many tasks something holds that each of them may tell once after an execution.
+
+        Args:
+            holds: whether it holds in this one. One that has gone on without telling it does not count.
+
+        Raises:
+            TaskLostError: if a task is lost.
+        """
+        place = f"counts/{self._executions}"
+        if self._counted[0] != place:
+            with self._explained():
+                try:
+                    self._counted = place, self._count(place, holds)
+                except DifferentCallsError as error:  # The first task, which keeps what is told, is gone.
+                    raise (error.__cause__ or error) from None
+        return self._counted[1]
+
+    def _count(self, place: str, holds: bool) -> int:
+        self._board.put(f"{place}/{self.me}", str(int(holds)))
+        if self.me != self.names[0]:
+            return int(self._answer(f"{place}/total", self.names[0]) or holds)
+        total = int(holds) + sum(int(self._answer(f"{place}/{name}", name) or 0) for name in self.names[1:])
+        self._board.put(f"{place}/total", str(total))
+        return total
+
+    def _answer(self, key: str, name: str) -> str | None:
+        """Waits for a value for which `name` has to come to the same place; None if it has gone on."""
+        loss = self._lost.watch(name)
+        while (value := self._board.take(key, POLL_SECONDS)) is None and not self.ahead(name):
+            if (error := loss()) is not None:
+                self._is_lost = True
+                raise error
+        return self._board.take(key, MOMENT_SECONDS) if value is None else value
 
     def watch_chief(self) -> Callable[[], Exception | None]:
         """Begins to watch the first task while this one waits for it, and the program there may end; see `LostTasks.watch`."""

@@ -1,7 +1,7 @@
-"""`SaveRequests`: the chief's wish to save, which every task sees after the same step.
+"""`SaveRequests`: the chief's wish to save, and any task's to stop, which every task sees after the same step.
 
-A save of `multi_worker_mirrored` reads values that only all tasks together have. The wish travels with the sums of the metrics,
-which the tasks make after each execution anyway.
+A save of `multi_worker_mirrored` reads values that only all tasks together have, and no task can stop alone. The wish travels
+with the sums of the metrics, which the tasks make after each execution anyway.
 """
 
 import tensorflow as tf
@@ -14,29 +14,38 @@ class SaveRequests:
     """The wish, as this task has it and as all have it.
 
     Attributes:
-        own: 1.0 if this task wants to save, more if it ends then, a float32 variable. What all tasks sum up.
+        own: what all tasks sum up, a float32 variable: 1.0 if this task wants to save, more if it ends then; and 1.0 if it
+            wants to stop.
         total: the sum of the last execution, a float32 variable.
     """
 
     def __init__(self) -> None:
         with tf.device("CPU:0"):
-            self.own, self.total = (tf.Variable(0.0, trainable=False) for _ in range(2))
+            self.own, self.total = (tf.Variable([0.0, 0.0], trainable=False) for _ in range(2))
 
     def make(self, ends: bool) -> None:
         """Asks all tasks to save after the next execution. They hear whether this one ends then."""
-        self.own.assign(_ENDS if ends else 1.0)
+        self.own[0].assign(_ENDS if ends else 1.0)
 
     def is_due(self) -> bool:
         """Returns whether all tasks have to save now. Call it after each execution; then the wish is fulfilled."""
-        if float(self.total) == 0.0:
+        if float(self.total[0]) == 0.0:
             return False
-        self.own.assign(0.0)
+        self.own[0].assign(0.0)
         return True
 
     def ends(self) -> bool:
         """Returns whether the task that wanted the save ends after it. Call it with `is_due`."""
-        return float(self.total) >= _ENDS
+        return float(self.total[0]) >= _ENDS
 
     def withdraw(self) -> None:
         """Takes back a wish that is fulfilled otherwise."""
-        self.own.assign(0.0)
+        self.own[0].assign(0.0)
+
+    def stop(self, is_wanted: bool) -> None:
+        """Asks all tasks to stop after the next execution, or takes that back."""
+        self.own[1].assign(float(is_wanted))
+
+    def stops(self) -> bool:
+        """Returns whether a task has asked all to stop now. Call it after each execution."""
+        return float(self.total[1]) > 0.0

@@ -26,9 +26,37 @@ _late: set[int] = set()
 """Signals that came with the last step of a `fit` or after it. The end of `fit` saves the backup."""
 
 
+_is_installed = False
+_masks = threading.local()
+
+
 def install() -> None:
     """Makes `fit` of every Keras model with a backup heed the signals. Calling it again does nothing."""
+    global _is_installed
     patches.FIT.patch(_fit)
+    if not _is_installed:
+        _is_installed = True
+        os.register_at_fork(before=_hold_sigterm, after_in_parent=_release_sigterm, after_in_child=_end_by_sigterm)
+
+
+def _hold_sigterm() -> None:
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _release_sigterm() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
+def _end_by_sigterm() -> None:
+    """Lets SIGTERM end a fork of the program, such as one that reads data. Python's multiprocessing relies on that.
+
+    It would inherit the handler of this module, or that of TensorFlow under multi_worker_mirrored, which Python does not know
+    and which ignores it. Python forgets signals that come before this, so they are held back.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler in (None, signal.SIG_DFL) or getattr(handler, "__func__", None) is SaveOnSignal._receive:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _release_sigterm()
 
 
 def end_after_fit(wait: Callable[[], bool]) -> None:
@@ -93,11 +121,8 @@ class SaveOnSignal(keras.callbacks.Callback):
                 self._earlier_handlers[number] = signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: Any) -> None:
-        if os.getpid() == self._process:
+        if os.getpid() == self._process:  # Not a fork of the program.
             self._received.add(number)
-        elif number == signal.SIGTERM:  # A fork of the program, such as one that reads data: it ends, as by default.
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""

@@ -177,8 +177,8 @@ def test_an_evaluator_that_always_fails_does_not_fail_the_training(start, script
     job = start(QUICK, "--tier", "BASIC", "--evaluator", "--summary", "summary.json", program)
     assert job.wait() == 0, job.output
     assert "evaluator:0 failed 4 times, most recently because it exited with 1; the training is done without it" in job.output
-    assert "evaluator:0 did not finish; its evaluations so far are kept (3 restarts)" in job.output
     task = read_json("summary.json")["tasks"][-1]
+    assert f"evaluator:0 did not finish, see {task['log']}; its evaluations so far are kept (3 restarts)" in job.output
     assert (task["task"], task["exit_code"]) == ("evaluator:0", 1)
     assert job.output.count("AssertionError") == (job.folder / task["log"]).read_text().count("AssertionError") == 4
     assert job.left() == {}

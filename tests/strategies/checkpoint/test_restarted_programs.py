@@ -306,6 +306,7 @@ def test_sigterm_in_the_last_step_of_an_epoch_saves_its_end_and_needs_no_launche
         (tf.errors.UnavailableError(None, None, "no answer\nfrom ps:0"), r"fit has lost a task \(no answer from ps:0\)"),
         (WorkersGoneError("worker:0 is gone"), r"fit has lost a task \(worker:0 is gone\)"),
         (SystemExit(143), "fit was ended by a signal"),
+        (SystemExit(0), "fit was ended by sys.exit"),
     ],
 )
 def test_a_program_that_goes_on_after_the_loss_of_a_task_keeps_its_backup(process, tmp_path, caplog, error, why):

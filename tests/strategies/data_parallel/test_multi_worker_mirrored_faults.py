@@ -52,6 +52,26 @@ def test_the_task_whose_program_fails_is_named_and_not_those_that_lose_it(launch
     assert job.left() == {}
 
 
+def test_a_callback_that_stops_one_task_stops_all_after_one_more_step(launched):
+    job = launched(
+        """
+    import tfdist
+    with tfdist.strategy().scope():
+        import keras, numpy as np
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2 and me["index"] == 1: self.model.stop_training = True
+    model.fit(np.ones((64, 4)), np.ones((64, 1)), batch_size=8, epochs=3, verbose=0, callbacks=[Stop()])
+    print("made", int(model.optimizer.iterations.numpy()), "steps", flush=True)
+        """
+    )
+    assert job.wait(60) == 0
+    assert job.output.count("made 4 steps") == 2
+    assert "a callback stops the training in worker:1, and not in all tasks: all stop" in job.output
+
+
 def test_a_task_that_ended_early_is_named_beside_the_one_that_missed_it(launched):
     job = launched(
         "    import sys\n    if me['index'] == 1: sys.exit(0)\n    import tfdist\n    tfdist.strategy(start_timeout=8)"
