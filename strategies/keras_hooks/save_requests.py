@@ -29,14 +29,14 @@ class SaveRequests:
 
     def is_due(self) -> bool:
         """Returns whether all tasks have to save now. Call it after each execution; then the wish is fulfilled."""
-        if float(self.total[0]) == 0.0:
+        if self.total.numpy()[0] == 0.0:
             return False
         self.own[0].assign(0.0)
         return True
 
     def ends(self) -> bool:
         """Returns whether the task that wanted the save ends after it. Call it with `is_due`."""
-        return float(self.total[0]) >= _ENDS
+        return bool(self.total.numpy()[0] >= _ENDS)
 
     def withdraw(self) -> None:
         """Takes back a wish that is fulfilled otherwise."""
@@ -48,4 +48,4 @@ class SaveRequests:
 
     def stops(self) -> bool:
         """Returns whether a task has asked all to stop now. Call it after each execution."""
-        return float(self.total[1]) > 0.0
+        return bool(self.total.numpy()[1] > 0.0)
