@@ -27,6 +27,7 @@ from tfdist.strategies.private_api import KerasVariable, is_default, patches, sy
 from tfdist.strategies.private_api.deferred_restores import held_back
 
 _log = logging.getLogger("tfdist")
+_CHOSEN_BY_SHAPES = ("accuracy", "acc", "crossentropy", "ce")  # Names of metrics which Keras chooses by shapes of the targets.
 
 
 def install() -> None:
@@ -165,6 +166,8 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
                     stack.enter_context(held_back(model, model.distribute_strategy.scope))
                     stack.enter_context(build_scope.symbolic_build(model.distribute_strategy))
                 stack.enter_context(symbolic_builds.known_outputs(model))
+                inputs = keras.utils.unpack_x_y_sample_weight(data_batch)[0]
+                stack.enter_context(symbolic_builds.composite_inputs(model, inputs))
                 stack.enter_context(_unbuilt_metrics(model, data_batch))
                 stack.enter_context(_quiet(model))
             original(model, iterator, data_batch)
@@ -188,14 +191,20 @@ def _quiet(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unbuilt_metrics(model: Any, batch: Any) -> Iterator[None]:
-    """Leaves the metrics of `compile` unbuilt if the batches of an own `train_step` do not end with what they take.
+    """Leaves the metrics of `compile` unbuilt if an own `train_step` may give them other tensors than its batches end with.
 
-    Keras would choose what "accuracy" means for other tensors, such as images. The step builds them as in one process.
+    Keras would choose what "accuracy" means for those, such as images, or classes that the step makes probabilities of (MixUp).
+    The step builds them as in one process.
     """
-    metrics, own = model._compile_metrics, has_own_step(model)
-    is_for_one_output = metrics is not None and not any(map(tf.nest.is_nested, metrics._user_metrics or ()))
+    metrics = model._compile_metrics
+    if not has_own_step(model) or metrics is None or metrics.built:
+        yield
+        return
     targets = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else None
-    if not own or not is_for_one_output or metrics.built or len(tf.nest.flatten(targets)) < 2:
+    is_for_one_output = not any(map(tf.nest.is_nested, metrics._user_metrics or ()))
+    of_user = tf.nest.flatten([metrics._user_metrics, metrics._user_weighted_metrics])
+    by_shapes = any(str(each).lower() in _CHOSEN_BY_SHAPES for each in of_user)
+    if not by_shapes and not (is_for_one_output and len(tf.nest.flatten(targets)) > 1):
         yield
         return
     vars(model)["_compile_metrics"] = None  # Not an assignment, which Keras would track.
