@@ -17,6 +17,7 @@ from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.replicas.batch_sums import gradients_in_full
 from tfdist.strategies.private_api import DistributedVariable, compute_output_spec, patches
 from tfdist.strategies.private_api.deferred_restores import held_back
+from tfdist.strategies.private_api.symbolic_builds import with_composites
 
 _log = logging.getLogger("tfdist")
 _is_building = False
@@ -76,7 +77,7 @@ def _called(model: Any, step: Callable[[Any], Any], name: str, batch: Any) -> bo
     strategy = model.distribute_strategy
     with held_back(model, strategy.scope), strategy.scope(), symbolic_build(strategy):
         try:
-            compute_output_spec(step, tf.nest.map_structure(_symbolic, batch))
+            compute_output_spec(lambda data: step(with_composites(data, batch)), tf.nest.map_structure(_symbolic, batch))
         except Exception as error:  # The function that Keras traces will raise it, too, if it is the step's own.
             _log.debug("the %s of %s does not build the model", name, model.name, exc_info=error)
             return False

@@ -5,6 +5,7 @@
 """
 
 import contextlib
+import functools
 import inspect
 import logging
 import math
@@ -19,7 +20,7 @@ import tensorflow as tf
 from tfdist.strategies.inputs.batches import builds_models, with_dimensions_of, without_optionals
 from tfdist.strategies.inputs.source import BatchSource
 from tfdist.strategies.keras_hooks import build_scope, calls, global_seed, losses, step_build, user_functions
-from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
+from tfdist.strategies.keras_hooks.checks.own_code import has_own_step, is_known
 from tfdist.strategies.keras_hooks.held_optimizers import adopt_optimizer, begin_anew, held_optimizers, with_inner
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_own_updates
@@ -27,6 +28,7 @@ from tfdist.strategies.private_api import KerasVariable, is_default, patches, sy
 from tfdist.strategies.private_api.deferred_restores import held_back
 
 _log = logging.getLogger("tfdist")
+_CHOSEN_BY_SHAPES = ("accuracy", "acc", "crossentropy", "ce")  # Names of metrics which Keras chooses by shapes of the targets.
 
 
 def install() -> None:
@@ -80,6 +82,7 @@ def _make_function(original: Callable[..., Any], model: Any, step_function: Call
             _adopt(model)
         build_scope.check_weights(model, model.distribute_strategy)
         losses.adopt_own_calls(getattr(model, "loss", None))
+        _adopt_own_reset(type(model))
         adopt_own_updates(each for held in held_optimizers(model) for each in with_inner(held))
         global_seed.prepare(model.distribute_strategy)
         return hooks.step_function(model, step_function)
@@ -125,6 +128,23 @@ def _reset_metrics(original: Callable[..., Any], model: Any) -> None:
     original(model)
 
 
+def _adopt_own_reset(model_class: type) -> None:
+    """Prepares for metrics that start from zero where the class overrides `reset_metrics` and need not call Keras' own."""
+    owner = next(each for each in model_class.__mro__ if "reset_metrics" in vars(each))
+    original = vars(owner)["reset_metrics"]
+    if is_known(owner) or hasattr(original, "tfdist_original"):
+        return
+
+    @functools.wraps(original)
+    def reset_metrics(model: Any) -> None:
+        if (hooks := hooks_of(model.distribute_strategy)) is not None:
+            hooks.reset_metrics(model)
+        original(model)
+
+    reset_metrics.tfdist_original = original  # type: ignore[attr-defined]
+    owner.reset_metrics = reset_metrics  # type: ignore[attr-defined]
+
+
 def _init_epoch_iterator(
     original: Callable[..., Any], iterator: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any
 ) -> None:
@@ -165,6 +185,8 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
                     stack.enter_context(held_back(model, model.distribute_strategy.scope))
                     stack.enter_context(build_scope.symbolic_build(model.distribute_strategy))
                 stack.enter_context(symbolic_builds.known_outputs(model))
+                inputs = keras.utils.unpack_x_y_sample_weight(data_batch)[0]
+                stack.enter_context(symbolic_builds.composite_inputs(model, inputs))
                 stack.enter_context(_unbuilt_metrics(model, data_batch))
                 stack.enter_context(_quiet(model))
             original(model, iterator, data_batch)
@@ -188,14 +210,20 @@ def _quiet(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unbuilt_metrics(model: Any, batch: Any) -> Iterator[None]:
-    """Leaves the metrics of `compile` unbuilt if the batches of an own `train_step` do not end with what they take.
+    """Leaves the metrics of `compile` unbuilt if an own `train_step` may give them other tensors than its batches end with.
 
-    Keras would choose what "accuracy" means for other tensors, such as images. The step builds them as in one process.
+    Keras would choose what "accuracy" means for those, such as images, or classes that the step makes probabilities of (MixUp).
+    The step builds them as in one process.
     """
-    metrics, own = model._compile_metrics, has_own_step(model)
-    is_for_one_output = metrics is not None and not any(map(tf.nest.is_nested, metrics._user_metrics or ()))
+    metrics = model._compile_metrics
+    if not has_own_step(model) or metrics is None or metrics.built:
+        yield
+        return
     targets = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else None
-    if not own or not is_for_one_output or metrics.built or len(tf.nest.flatten(targets)) < 2:
+    is_for_one_output = not any(map(tf.nest.is_nested, metrics._user_metrics or ()))
+    of_user = tf.nest.flatten([metrics._user_metrics, metrics._user_weighted_metrics])
+    by_shapes = any(str(each).lower() in _CHOSEN_BY_SHAPES for each in of_user)
+    if not by_shapes and not (is_for_one_output and len(tf.nest.flatten(targets)) > 1):
         yield
         return
     vars(model)["_compile_metrics"] = None  # Not an assignment, which Keras would track.

@@ -45,7 +45,7 @@ EXPECTED = {
     "validation_data_that_run_dry": {"loss": [1.0, 1.0], "val_loss": [1.0]},
     "evaluations_without_batches": [1, [1.0, 1.0], []],
     "sparse_batches": [SUMS.tolist(), [float((SUMS**2).mean())] * 2],
-    "ragged_batches": [[3.0, 3.0, 15.0], [81.0]],
+    "ragged_batches": [[3.0, 3.0, 15.0], [81.0], [81.0]],
     "a_checkpoint_that_is_restored_before_the_first_batch_builds_the_model": [LOSS, *[LOSS, N // 8] * 2, LOSS],
     "outputs_of_two_rows_for_an_example": [X.reshape(-1, 2).tolist(), X.sum(axis=1).tolist(), X[:1].reshape(-1, 2).tolist()],
 }

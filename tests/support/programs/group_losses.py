@@ -135,7 +135,7 @@ class OwnStep(keras.Model):
     """Its batches are pairs of a clean batch with numbers and a noisy one with classes, which Keras takes for the targets.
 
     Its losses are those of TensorFlow's loops for several replicas. It returns what it computes from metrics under names that
-    they do not have, and once under the name of one, as a root.
+    they do not have, and once under the name of one, as a root. It resets its metrics itself, without Keras' own method.
     """
 
     def __init__(self):
@@ -149,6 +149,10 @@ class OwnStep(keras.Model):
     @property
     def metrics(self):
         return [*super().metrics, self.total]  # Which Keras lists, too.
+
+    def reset_metrics(self):
+        for metric in self.metrics:
+            metric.reset_state()
 
     def call(self, x):
         return self.student(x)

@@ -173,21 +173,39 @@ def sparse_batches(scope):
 
 @case
 def ragged_batches(scope):
+    """One that `call` takes, of a model that is not built, and one that a `train_step` without `call` takes."""
+
+    def sums(x):
+        return tf.math.unsorted_segment_sum(x.values, x.value_rowids(), x.nrows())[:, None]  # No dense tensor has these.
+
     class Sums(keras.Model):
         def __init__(self):
             super().__init__()
             self.dense = keras.layers.Dense(1, kernel_initializer="ones")
 
         def call(self, x):
-            return self.dense(tf.reduce_sum(x, axis=1)[:, None])
+            return self.dense(sums(x))
+
+    class OwnStep(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+
+        def train_step(self, data):
+            x, _ = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self.dense(sums(x)) ** 2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"error": loss}
 
     with scope():
-        model = Sums()
-        model.build((None, 4))
-        model.compile(keras.optimizers.SGD(0.0), "mse")
+        models = Sums(), OwnStep()
+        for model in models:
+            model.compile(keras.optimizers.SGD(0.0), "mse")
     batch, zeros = tf.ragged.constant([[1.0, 2.0], [3.0], [4.0, 5.0, 6.0]]), np.zeros((3, 1), "float32")
-    outputs = np.asarray(model.predict_on_batch(batch)).ravel()
-    return [outputs.tolist(), np.ravel(model.train_on_batch(batch, zeros)).tolist()]
+    losses = [np.ravel(models[0].train_on_batch(batch, zeros)).tolist()]
+    losses.append(models[1].fit(tf.data.Dataset.from_tensor_slices((batch, zeros)).batch(3), verbose=0).history["error"])
+    return [np.asarray(models[0].predict_on_batch(batch)).ravel().tolist(), *losses]
 
 
 @case

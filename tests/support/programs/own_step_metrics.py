@@ -176,3 +176,20 @@ def metrics_of_an_own_train_step_whose_batches_are_pairs(scope):
     batches = tf.data.Dataset.from_tensor_slices((X, (Y[:, 0] > 0).astype("int64"))).batch(25)
     record = model.fit(tf.data.Dataset.zip((batches, batches)), epochs=2, verbose=0).history
     return {"accuracy": record["accuracy"], "error": record["error"], "weights": weights_of(model)}
+
+
+@case
+def metrics_of_an_own_train_step_that_makes_probabilities_of_classes(scope):
+    """What "accuracy" means follows from the targets that the step passes on, as of MixUp, not from those of its batches."""
+
+    class Mixed(keras.Model):
+        def train_step(self, data):
+            x, classes = data
+            return super().train_step((x, 0.75 * tf.one_hot(classes, 3) + 0.125))
+
+    with scope():
+        x = keras.Input((4,))
+        model = Mixed(x, keras.layers.Dense(3, activation="softmax")(x))
+        model.compile(keras.optimizers.SGD(0.02), "categorical_crossentropy", metrics=["accuracy"], weighted_metrics=["acc"])
+    record = model.fit(X, (Y[:, 0] > 0).astype("int64"), batch_size=24, epochs=2, verbose=0, shuffle=False).history
+    return {**record, "weights": weights_of(model)}
