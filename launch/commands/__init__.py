@@ -14,7 +14,7 @@ from tfdist.launch import standard_streams
 from tfdist.launch.errors import UsageError, print_error
 from tfdist.version import __version__
 
-HELP = """tfdist trains unchanged Keras 3 programs on a cluster described in whatever language you already have.
+HELP = """tfdist trains Keras 3 programs on a cluster, described in the format that you already have.
 
 usage: tfdist COMMAND ...
 
