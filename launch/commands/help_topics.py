@@ -92,7 +92,8 @@ def help_text(flag_values: flags.FlagValues) -> str:
 
 def _entry(flag: "flags.Flag[Any]") -> str:
     short = f"-{flag.short_name}, " if flag.short_name else ""
-    name = f"{short}--[no]{flag.name}" if flag.boolean else f"{short}--{flag.name}"
+    dashes = "-" if len(flag.name) == 1 else "--"  # -m, as python has it.
+    name = f"{short}--[no]{flag.name}" if flag.boolean else f"{short}{dashes}{flag.name}"
     default = "" if flag.default in (None, False, [], "") or flag.boolean else f" Default: {flag.default}."
     words = _OF_ABSL.get(flag.name, " ".join(flag.help.split()).partition(_REPEATED)[0])
     text = textwrap.fill(words + default, _WIDTH, initial_indent="      ", subsequent_indent="      ")

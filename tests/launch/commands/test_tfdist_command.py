@@ -226,6 +226,7 @@ def test_the_help_of_run_gives_real_defaults_and_says_nothing_twice():
     text = " ".join(help_topics.help_text(flags.FLAGS).split())
     assert "--log_dir Folder for the output of the tasks. Default: a new folder below tfdist_logs/. --" in text
     assert "Default: ." not in text
+    assert " -m Python module" in text and "--m " not in text
     assert text.count("Can be given several times. ") == 2 and "repeat this option" not in text
 
 
