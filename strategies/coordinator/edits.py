@@ -5,6 +5,7 @@ after the callback has read it would be lost, after each batch, and a model woul
 """
 
 import threading
+from collections.abc import Callable
 
 from tfdist.strategies.coordinator.calls.executions import Executions
 from tfdist.strategies.keras_hooks import calls
@@ -19,10 +20,12 @@ class Edits:
 
     Args:
         executions: the executions of the strategy.
+        has_unread: returns whether steps are done after which Keras has not called its callbacks yet.
     """
 
-    def __init__(self, executions: Executions) -> None:
+    def __init__(self, executions: Executions, has_unread: Callable[[], bool]) -> None:
         self._executions = executions
+        self._has_unread = has_unread
         self._read_after = -1  # How many executions were taken when the program has last read a weight.
         self._first_read: tuple[calls.Call | None, int] = (None, -1)  # In which call the last one was, and after how many.
         self._thread: int | None = None  # That of the program, if its reads wait.
@@ -62,12 +65,12 @@ class Edits:
             self._executions.wait_until_idle()
 
     def warn_if_late(self, name: str) -> None:
-        """Warns that steps in flight keep the old value, if the program is about to assign another one between two steps.
+        """Warns that steps ahead of callbacks keep the old value, if the program assigns another one now, between two steps.
 
         Args:
             name: that of a variable that the steps read and do not train, such as a learning rate.
         """
-        if len(self._executions):
+        if len(self._executions) or self._has_unread():
             warn_once(
                 "a callback assigns %s within an epoch, and worker groups are steps ahead of callbacks: steps that they have "
                 "begun keep the old value; assign it between two epochs, or use a LearningRateSchedule for a learning rate "

@@ -56,7 +56,7 @@ class CoordinatorHooks(KerasHooks):
         self._strategy = strategy
         self._executions: Executions = strategy.executions
         self._loops: weakref.WeakSet[TrainingLoop] = weakref.WeakSet()
-        self._open_epochs = OpenEpochs()
+        self._open_epochs: OpenEpochs = strategy.open_epochs
         self._has_own_loop = False  # Whether it has been warned of one.
         self._has_batch_callbacks = False  # Whether the last call of Keras' trainer has any that act between predictions.
 

@@ -23,6 +23,7 @@ from tfdist.strategies.coordinator.members.membership import Membership
 from tfdist.strategies.coordinator.members.probe import PROBE_SECONDS, answering
 from tfdist.strategies.coordinator.members.server_watch import ServerWatch
 from tfdist.strategies.coordinator.members.worker_groups import WorkerGroup, coordinator_of, groups_of, peers
+from tfdist.strategies.coordinator.training_loop import OpenEpochs
 from tfdist.strategies.keras_hooks import optimizer, trainer
 from tfdist.strategies.keras_hooks.interface import KerasHooks
 from tfdist.strategies.private_api import ClusterDeviceFilters, connect_to_cluster, late_captures, remote_functions
@@ -109,7 +110,8 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         links = self.recovery.links = CutLinks(self.worker_groups, workers, servers, self.membership)
         self.answers = GroupAnswers(self.worker_groups, workers, self.membership, links, servers)
         self.executions = Executions(coordinator, self.answers, self.membership, self.call_gate, self.server_watch, seconds)
-        self.edits = Edits(self.executions)
+        self.open_epochs = OpenEpochs()
+        self.edits = Edits(self.executions, self.open_epochs.have_unread)
         self.server_watch.start()
         self._backups = Backups(self.executions, self.answers, self.membership, seconds)
         self._backups.start()

@@ -110,6 +110,10 @@ class OpenEpochs:
         """Returns the loop of the innermost epoch; None if none is open."""
         return self._epochs[-1].loop if self._epochs else None
 
+    def have_unread(self) -> bool:
+        """Returns whether the program is in the call of an epoch that has made steps whose logs Keras has not read."""
+        return any(epoch.ready and epoch.is_in_its_call() for epoch in self._epochs)
+
     def begin(self, epoch: _Epoch) -> None:
         """Adds the innermost epoch."""
         self._epochs.append(epoch)

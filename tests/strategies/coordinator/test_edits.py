@@ -27,7 +27,7 @@ def in_fit(monkeypatch):
 
 
 def test_the_first_read_of_a_fit_waits_so_that_an_assignment_after_it_loses_nothing(running, in_fit, caplog):
-    edits = Edits(running)
+    edits = Edits(running, lambda: False)
     for step in range(2):
         running.count, running.taken = 2, step
         in_fit()
@@ -41,7 +41,7 @@ def test_the_first_read_of_a_fit_waits_so_that_an_assignment_after_it_loses_noth
 
 
 def test_later_reads_of_a_fit_do_not_wait_if_no_assignment_followed_the_first(running, in_fit, caplog):
-    edits = Edits(running)
+    edits = Edits(running, lambda: False)
     in_fit()
     running.count = 0
     edits.before_read()  # At the end of an epoch nothing is in flight.
@@ -57,7 +57,7 @@ def test_later_reads_of_a_fit_do_not_wait_if_no_assignment_followed_the_first(ru
 
 
 def test_reads_wait_after_a_weight_was_read_and_assigned_between_two_steps(running, caplog):
-    edits = Edits(running)
+    edits = Edits(running, lambda: False)
     edits.before_read()
     assert len(running) == 2
     edits.before_assignment("kernel:0")
@@ -74,7 +74,7 @@ def test_reads_wait_after_a_weight_was_read_and_assigned_between_two_steps(runni
 
 
 def test_an_assignment_after_a_read_between_other_steps_waits_and_nothing_else(running, caplog):
-    edits = Edits(running)
+    edits = Edits(running, lambda: False)
     edits.before_read()
     running.taken += 1
     edits.before_assignment("kernel:0")
@@ -85,7 +85,7 @@ def test_an_assignment_after_a_read_between_other_steps_waits_and_nothing_else(r
 
 
 def test_steps_in_flight_keep_the_old_value_of_what_they_do_not_train_and_a_warning_names_it_once(running, caplog):
-    edits = Edits(running)
+    edits = Edits(running, lambda: False)
     for _ in range(2):
         edits.warn_if_late("learning_rate:0")
     assert len(running) == 2
@@ -95,3 +95,9 @@ def test_steps_in_flight_keep_the_old_value_of_what_they_do_not_train_and_a_warn
     running.count = 0
     edits.warn_if_late("alpha")
     assert len(caplog.records) == 1
+
+
+def test_so_do_steps_that_are_done_before_keras_has_called_its_callbacks_for_them(running, caplog):
+    running.count = 0
+    Edits(running, lambda: True).warn_if_late("beta:0")
+    assert "a callback assigns beta within" in caplog.text

@@ -9,7 +9,9 @@ from tfdist.strategies.parameter_server.hooks import ParameterServerHooks
 
 
 def strategy(scheduled):
-    return SimpleNamespace(executions=None, extended=SimpleNamespace(worker_mesh=None, _being_scheduled=scheduled))
+    return SimpleNamespace(
+        executions=None, open_epochs=None, extended=SimpleNamespace(worker_mesh=None, _being_scheduled=scheduled)
+    )
 
 
 @pytest.mark.parametrize("hooks", [HogwildHooks, ParameterServerHooks])

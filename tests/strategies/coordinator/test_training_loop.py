@@ -159,6 +159,20 @@ def during(function):
     return calls._during(calls.Call("fit"), function)
 
 
+def test_steps_of_a_call_of_fit_are_unread_until_keras_asks_for_their_logs(make):
+    loop, batches = make.loop(), Batches(6)
+    loop._steps.add = lambda execution: [execution, execution]  # Two steps in each.
+
+    def two_steps():
+        unread = []
+        for _ in range(2):
+            loop(batches)
+            unread.append(make.epochs.have_unread())
+        return unread
+
+    assert during(two_steps) == [True, False]
+
+
 def interrupted(loop, batches):
     def first_step_and_interrupt():
         loop(batches)
