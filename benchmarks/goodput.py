@@ -11,7 +11,7 @@ Each run is a job of its own on this machine, with 3 workers or as many as `--wo
 asleep, as on a device of its own, so that a worker that is away costs its share. Every N seconds a random worker gets SIGKILL
 (`--fail_at random`, with a seed). Goodput is the number of different steps per second, from the first step to the last, in per
 cent of that without faults: of the runs right before and right after, else of the last one, because machines change with the
-hours. They change within minutes, too: with `--alternate`, every second stretch of 2400 steps of one job has faults, and the
+hours. They change within minutes, too: with `--alternate`, every second stretch of 5 minutes of one job has faults, and the
 others are those without. "Faults took" is the part of the time of restarts and of steps made twice, if all workers make each
 step together. Every run is accounted for exactly, or its row says what is missing: each epoch counts each example once, and the
 optimizer counts the updates.
@@ -39,7 +39,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_multi_string("strategy", [], "Strategies; default: all.")
 flags.DEFINE_multi_integer("every", [], "Seconds between two faults, 0 for none; default: 0, 60 and 15.")
 flags.DEFINE_float("minutes", 4.0, "Length of the training at the speed without faults.")
-flags.DEFINE_bool("alternate", False, "Compare stretches of one job, with and without faults; for multi_worker_mirrored.")
+flags.DEFINE_bool("alternate", False, "Compare stretches of one job with and without faults.")
 flags.DEFINE_integer("workers", 3, "Workers of a job.")
 flags.DEFINE_integer("seed", 1, "Seed of the faults.")
 
@@ -49,11 +49,8 @@ STEP_SECONDS, BATCH, EPOCH = 0.1, 8, 120
 PAUSE_SECONDS = 0.8
 """A step that takes so long is one after a restart."""
 
-STRETCH = 20 * EPOCH
-"""Steps of a stretch with faults, or of one without."""
-
-USUAL_SECONDS = 0.12
-"""A step takes about so long, to know how many steps are between two faults."""
+STRETCH_SECONDS = 300
+"""Length of a stretch with faults, and of one without."""
 
 SAY_SECONDS = 30.0
 NEAR_SECONDS = 3600.0
@@ -188,34 +185,41 @@ def part_of_faults(steps: list[tuple[float, int]]) -> float:
     return sum(seconds + again * usual for seconds, again in pauses) / (steps[-1][0] - steps[0][0])
 
 
-def alternating(total: int, every: int, workers: int, seed: int) -> list[str]:
+def faults_of(every: int) -> range:
+    """Returns the moments of the faults in a stretch, seconds after its beginning."""
+    return range(every // 2, STRETCH_SECONDS, every)
+
+
+def alternating(seconds: float, every: int, workers: int, seed: int) -> list[str]:
     """Returns the faults of a job in which every second stretch has some, as values of `--fail_at`."""
-    generator, between = random.Random(seed), round(every / USUAL_SECONDS)
-    begins = range(STRETCH, total, 2 * STRETCH)
-    steps = [begin + after for begin in begins for after in range(between // 2, STRETCH, between)]
-    return [f"worker:{generator.randrange(workers)},step={step}" for step in steps]
-
-
-def stretches(steps: list[tuple[float, int]]) -> list[list[tuple[float, int]]]:
-    """Returns the steps of each whole stretch, with the first step of the next one as its end."""
-    first: dict[int, int] = {}
-    for place, (_, number) in enumerate(steps):
-        first.setdefault(number, place)
-    bounds = [first[begin] for begin in range(0, max(first) + 1, STRETCH)]
-    return [steps[begin : end + 1] for begin, end in itertools.pairwise(bounds)]
+    generator = random.Random(seed)
+    begins = range(STRETCH_SECONDS, int(seconds), 2 * STRETCH_SECONDS)
+    moments = [begin + after for begin in begins for after in faults_of(every)]
+    return [f"worker:{generator.randrange(workers)},after={moment}" for moment in moments]
 
 
 def compared(row: dict[str, Any], steps: list[tuple[float, int]]) -> list[dict[str, Any]]:
-    """Returns two rows for a job that alternates: its stretches without faults, and those with faults."""
+    """Returns two rows for a job whose stretches alternate: of those without faults, and of as many with faults."""
+    stretches: dict[int, list[tuple[float, int]]] = {}
+    for moment, number in steps:
+        stretches.setdefault(int((moment - steps[0][0]) / STRETCH_SECONDS), []).append((moment, number))
+    pairs = max(stretches) // 2  # The last stretch is not a whole one.
+    seen: set[int] = set()
+    new = []
+    for place in range(2 * pairs):
+        numbers = {number for _, number in stretches[place]}
+        new.append(len(numbers - seen))
+        seen |= numbers
     rows = []
     for with_faults in (0, 1):
-        own = stretches(steps)[with_faults::2]
-        seconds = [part[-1][0] - part[0][0] for part in own]
-        measured: dict[str, Any] = {"seconds": sum(seconds), "steps": STRETCH * len(own), "updates": STRETCH * len(own)}
-        measured |= {"expected": measured["steps"], "repeated": sum(len(part) - 1 - STRETCH for part in own)}
-        measured |= {"speed": measured["steps"] / sum(seconds), "speeds": [STRETCH / each for each in seconds]}
-        took = sum(part_of_faults(part) * each for part, each in zip(own, seconds, strict=True)) / sum(seconds)
-        others = {"faults_took": took} if with_faults else {"faults_took": 0.0, "faults": 0, "every": 0, "usage": {}}
+        own = range(with_faults, 2 * pairs, 2)
+        made, seconds = sum(new[place] for place in own), STRETCH_SECONDS * pairs
+        measured: dict[str, Any] = {"seconds": seconds, "steps": made, "expected": made, "updates": made}
+        measured |= {"repeated": sum(len(stretches[place]) for place in own) - made, "speed": made / seconds}
+        measured |= {"speeds": [new[place] / STRETCH_SECONDS for place in own]}
+        took = sum(part_of_faults(stretches[place]) for place in own) / pairs
+        others = {"faults_took": took, "faults": pairs * len(faults_of(row["every"]))}
+        others = others if with_faults else {"faults_took": 0.0, "faults": 0, "every": 0, "usage": {}}
         rows.append(row | measured | others)
     return rows
 
@@ -224,8 +228,6 @@ def run(strategy: str, workers: int, every: int, minutes: float, seed: int, alte
     """Makes one run; returns the rows of what was measured: one, or two if stretches with and without faults alternate."""
     together = 1 if strategy == "multi_worker_mirrored" else workers  # Steps at the same time.
     epochs = max(2, round(minutes * 60 * together / STEP_SECONDS / EPOCH))
-    if alternates:  # Whole pairs of stretches, and an epoch that ends the last one.
-        epochs = max(1, round(epochs * EPOCH / STRETCH / 2)) * 2 * STRETCH // EPOCH + 1
     total = epochs * EPOCH
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -233,7 +235,7 @@ def run(strategy: str, workers: int, every: int, minutes: float, seed: int, alte
         environment = os.environ | {"PYTHONPATH": str(HERE.parent), "TMPDIR": str(folder / "tmp")}
         command = [sys.executable, "-m", "tfdist", "run", *options(strategy, workers), "--log_dir", str(folder / "logs")]
         faults = [f"random,every={every},of=worker,seed={seed}"] if every else []
-        faults = alternating(total - EPOCH, every, workers, seed) if alternates else faults
+        faults = alternating(4 * minutes * 60, every, workers, seed) if alternates else faults
         command += [word for fault in faults for word in ("--fail_at", fault)]
         with open(folder / "output", "wb") as output:
             job = subprocess.Popen(
