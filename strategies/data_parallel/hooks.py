@@ -31,7 +31,7 @@ from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, KerasHooks, Logs
 from tfdist.strategies.keras_hooks.replicas.reduction import sent_as
-from tfdist.strategies.keras_hooks.save_requests import SaveRequests
+from tfdist.strategies.keras_hooks.task_requests import TaskRequests
 from tfdist.strategies.keras_hooks.trainer import check_optimizer
 from tfdist.strategies.model_parallel.refusal import check_model
 
@@ -56,7 +56,7 @@ class DataParallelHooks(KerasHooks):
         mesh = strategy.extended.mesh
         self._is_shared = len(layout.local) < layout.replicas or (mesh is not None and mesh.others > 0)
         if self._is_shared:
-            self.save_requests = SaveRequests()
+            self.task_requests = TaskRequests()
         self._last_logs: Logs = None  # Those of the last epoch of a `fit`.
 
     def step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Logs]:
@@ -225,7 +225,7 @@ class DataParallelHooks(KerasHooks):
                     )
         if self._is_shared:
             orbax.leave_to_chief(callbacks, self.is_chief)
-        own = [] if self._calls is None or self.save_requests is None else [SameStop(self._calls, self.save_requests)]
+        own = [] if self._calls is None or self.task_requests is None else [SameStop(self._calls, self.task_requests)]
         place = next((k for k, each in enumerate(callbacks) if not getattr(each, "tfdist_reads_batches", True)), len(callbacks))
         callbacks = [*callbacks[:place], *own, *callbacks[place:]]  # Before tfdist's, which may save.
         return callbacks if self.is_chief else without_files(callbacks)
