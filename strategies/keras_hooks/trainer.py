@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdist.strategies.inputs.batches import builds_models, with_dimensions_of, without_optionals
 from tfdist.strategies.inputs.source import BatchSource
 from tfdist.strategies.keras_hooks import build_scope, calls, global_seed, losses, step_build, user_functions
+from tfdist.strategies.keras_hooks.callbacks import listed
 from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
 from tfdist.strategies.keras_hooks.held_optimizers import adopt_optimizer, begin_anew, held_optimizers, with_inner
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs, hooks_of
@@ -286,8 +287,7 @@ def _init_callback_list(original: Callable[..., Any], *args: Any, **kwargs: Any)
     arguments = bound.arguments
     strategy = getattr(arguments.get("model"), "distribute_strategy", None)
     if (hooks := hooks_of(strategy)) is not None:
-        callbacks = arguments.get("callbacks")
-        arguments["callbacks"] = hooks.callbacks(tf.nest.flatten(callbacks) if callbacks else [])
+        arguments["callbacks"] = hooks.callbacks(listed(arguments.get("callbacks")))
         if not hooks.shows_progress:
             arguments["add_progbar"] = False
     original(*bound.args, **bound.kwargs)

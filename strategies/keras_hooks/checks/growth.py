@@ -18,6 +18,14 @@ _QUOTIENTS = ("RealDiv", "DivNoNan")
 _MOST_OPERATIONS = 50
 """Operations to look at, one after the other."""
 
+SUM_TOLERANCE = 0.01
+"""Of the growth of a sum. Only sums that do not depend on random numbers grow so exactly."""
+
+
+def is_of_sum(growth: float | None) -> bool:
+    """Returns whether what grows so with each example twice is a sum over the examples; None stands for what is not known."""
+    return growth is not None and abs(growth - 2.0) < SUM_TOLERANCE
+
 
 def growth_of(value: Any) -> float | None:
     """Returns how many times as large a number is with each example twice: 1, 2 or 4; None if the operations do not tell.

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.checks import metric_sums
+from tfdist.strategies.keras_hooks.checks.growth import SUM_TOLERANCE, is_of_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
 from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 
@@ -28,9 +29,6 @@ _SUM_GROWTH = 1.41
 
 _UNKNOWN, _AS_IT_IS, _NUMBER, _SUM = -1.0, 0.0, 1.0, 2.0
 """What a step adds to a variable: its change, a number of a batch, or to a mean the sum over the examples of a batch."""
-
-_SUM_TOLERANCE = 0.01
-"""Of the growth of a sum. Only sums that do not depend on random numbers grow so exactly."""
 
 _log = logging.getLogger("tfdist")
 _by_share: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -128,8 +126,7 @@ class Judgement:
                     "it gets the whole batch"
                 )
             for place in own:
-                is_sum = abs((growth[place] or 1.0) - 2.0) < _SUM_TOLERANCE
-                if is_sum and not compares[place] and id(found[place]) in rightly:
+                if is_of_sum(growth[place]) and not compares[place] and id(found[place]) in rightly:
                     self._kinds[id(found[place])] = _SUM
             own = [place for place in own if id(found[place]) not in rightly]
             numbers = [place for place in own if (growth[place] or _SUM_GROWTH) < _SUM_GROWTH]
@@ -149,7 +146,7 @@ class Judgement:
             return None
         total, count = (places.get(id(variable)) for variable in (metric.total, metric.count))
         of_total, of_count = (0.0 if place is None else growth[place] or 0.0 for place in (total, count))
-        return total if np.allclose((of_total, of_count), (4.0, 2.0), rtol=_SUM_TOLERANCE) else None
+        return total if np.allclose((of_total, of_count), (4.0, 2.0), rtol=SUM_TOLERANCE) else None
 
     def apply(self, of_chief: Callable[[Any], Any], warns: bool) -> None:
         """Makes the replicas count so. All tasks have to call it.
@@ -168,11 +165,11 @@ class Judgement:
                     variables[id(variable)] = variable
                 else:
                     variables.pop(id(variable), None)
-        for what in self._warnings if warns else ():
-            if is_first_warning(self._model, what):
+        for reason in self._warnings if warns else ():
+            if is_first_warning(self._model, reason):
                 _log.warning(
                     "a metric of %s (%s) differs from that in one process, because %d replicas share each batch: %s",
-                    *(self._model.name, type(self._model).__name__, self._replicas, what),
+                    *(self._model.name, type(self._model).__name__, self._replicas, reason),
                 )
 
 

@@ -70,7 +70,12 @@ def tried_out(replica: Replica, layer: Any, losses: Any) -> list[Any]:
     replica.added += [(layer, tf.reduce_sum(tf.cast(value, tf.float32))) for value in tensors]
     if id(layer) not in replica.as_means:
         return tensors
-    return [value / tf.cast(replica.examples, value.dtype) if value.dtype.is_floating else value for value in tensors]
+    return [by_examples(replica, value) for value in tensors]
+
+
+def by_examples(replica: Replica, value: tf.Tensor) -> tf.Tensor:
+    """Returns a sum over the examples of a trial divided by their number: then it looks like a mean. Integers stay."""
+    return value / tf.cast(replica.examples, value.dtype) if value.dtype.is_floating else value
 
 
 def is_sum(layer: Any) -> bool:

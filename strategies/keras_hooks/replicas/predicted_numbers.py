@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas import own_values
-from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
+from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum, is_number
 from tfdist.strategies.keras_hooks.replicas.same_rows import depends_on_batch
 from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 from tfdist.strategies.private_api import KerasVariable
@@ -28,7 +28,7 @@ def of_whole_batch(outputs: Any, model: Any, share: Any) -> Any:
         share: the replica's part of the examples, a scalar; None if it is alone.
     """
     flat = [tf.convert_to_tensor(v) if isinstance(v, _NO_TENSORS) else v for v in tf.nest.flatten(outputs)]
-    found = [n for n, value in enumerate(flat) if isinstance(value, tf.Tensor) and value.shape.rank == 0 and _is_number(value)]
+    found = [n for n, value in enumerate(flat) if isinstance(value, tf.Tensor) and value.shape.rank == 0 and is_number(value)]
     if share is None or not found:
         return tf.nest.pack_sequence_as(outputs, flat)
     context = tf.distribute.get_replica_context()
@@ -45,7 +45,3 @@ def of_whole_batch(outputs: Any, model: Any, share: Any) -> Any:
     for n, total, weight in zip(found, sums, weights, strict=True):
         flat[n] = tf.cast(tf.math.divide_no_nan(total, whole) if weight is share else total, flat[n].dtype)
     return tf.nest.pack_sequence_as(outputs, flat)
-
-
-def _is_number(value: tf.Tensor) -> bool:
-    return bool(value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_bool)
