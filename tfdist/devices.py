@@ -156,7 +156,7 @@ def with_gpus_per_task(cluster: Cluster, strategy: str, number: int) -> Cluster:
     )
     groups = cluster.worker_groups
     if any(old.slots != new.slots for old, new in zip(cluster.tasks, tasks, strict=True)):
-        if dataclasses.replace(cluster, worker_groups=()).worker_groups != groups:
+        if groups != cluster.default_worker_groups:
             raise cluster.source.error(
                 "the description puts slots into worker groups, so their number cannot change; describe them with these GPUs",
                 field="--gpus_per_task",
@@ -200,8 +200,7 @@ def threads(cores: int, computing: int) -> dict[str, str]:
 
 
 def _on_host_of(task: Task, cluster: Cluster) -> list[Task]:
-    host = (task.host or "localhost").lower()
-    return [each for each in cluster.tasks if (each.host or "localhost").lower() == host]
+    return [other for other in cluster.tasks if other.machine == task.machine]
 
 
 def _wanted(task: Task, strategy: str, per_task: int | None) -> int | None:

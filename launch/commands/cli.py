@@ -25,13 +25,13 @@ from absl import logging as _absl_logging  # noqa: F401  defines --log_dir
 from tfdist import strategies
 from tfdist.choice import Choice, choose, prepared
 from tfdist.cluster import Cluster
-from tfdist.create_strategy import DEFAULT_START_TIMEOUT, START_VARIABLE
+from tfdist.create_strategy import START_VARIABLE
 from tfdist.devices import with_gpus_per_task
 from tfdist.dialects.environment import CLUSTER_VARIABLE
 from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, MAX_TASKS
 from tfdist.dialects.registry import override_flags
 from tfdist.errors import ClusterError
-from tfdist.flags import cluster_from_flags, define_flags, describes, with_flags
+from tfdist.flags import DEFAULT_START_TIMEOUT, cluster_from_flags, define_flags, describes, with_flags
 from tfdist.launch import standard_streams
 from tfdist.launch.backends.interface import Attached, Backend, BackendError, Plan
 from tfdist.launch.backends.registry import backends, find
