@@ -70,15 +70,15 @@ class Plan:
 
     def warnings(self) -> list[str]:
         """Returns sentences about GPUs that stay unused or that several tasks share."""
-        found = []
+        said = []
         if self.unused:
             names = ", ".join(self.unused)
-            found.append(f"no task uses GPU {names}; describe more tasks or slots, or give each task more (--gpus_per_task)")
+            said.append(f"no task uses GPU {names}; describe more tasks or slots, or give each task more (--gpus_per_task)")
         sharing = [name for name, share in self.shares.items() if share.shared]
         if sharing:
             names = ", ".join(sharing)
-            found.append(f"{names} share {len(self.visible)} GPUs, whose memory each takes as it needs it")
-        return found
+            said.append(f"{names} share {len(self.visible)} GPUs, whose memory each takes as it needs it")
+        return said
 
 
 def visible(installed: Installed, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -94,13 +94,13 @@ def visible(installed: Installed, environ: Mapping[str, str]) -> tuple[str, ...]
     value = next((environ[name] for name in (installed.variable, "CUDA_VISIBLE_DEVICES") if name in environ), None)
     if value is None:
         return gpus
-    found: list[str] = []
+    ids: list[str] = []
     for word in (word.strip() for word in value.split(",")):
         named = word.startswith(("GPU-", "MIG-")) and bool(gpus)
-        if word in found or not (named or word in gpus or (word.isdecimal() and int(word) < len(gpus))):
+        if word in ids or not (named or word in gpus or (word.isdecimal() and int(word) < len(gpus))):
             break
-        found.append(word)
-    return tuple(found)
+        ids.append(word)
+    return tuple(ids)
 
 
 def computes(task: Task, strategy: str) -> bool:

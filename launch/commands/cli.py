@@ -148,11 +148,11 @@ def _defaults() -> list[tuple[str, str]]:
     def of_other_backends() -> set[str]:
         return {name for backend in backends().values() if backend.name != FLAGS.backend for name in backend.options}
 
-    found = defaults.apply(FLAGS, known, of_other_backends)
-    if found and not FLAGS.dry_run:
-        words = " ".join(word for word, _ in found)
-        print(f"tfdist: {printable(words)}   (from {found[0][1]})", file=sys.stderr)
-    return found
+    applied = defaults.apply(FLAGS, known, of_other_backends)
+    if applied and not FLAGS.dry_run:
+        words = " ".join(word for word, _ in applied)
+        print(f"tfdist: {printable(words)}   (from {applied[0][1]})", file=sys.stderr)
+    return applied
 
 
 def _run(program: Program, like_a_flag: str | None) -> int:

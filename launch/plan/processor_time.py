@@ -43,8 +43,9 @@ class ProcessorTime:
 
     def between(self, name: str, begin: float, end: float) -> tuple[float, float]:
         """Returns the processor seconds of a task within a time, and the seconds for which its threads waited."""
-        found = self.samples.get(name, [])
-        return _at(found, end, "used") - _at(found, begin, "used"), _at(found, end, "waited") - _at(found, begin, "waited")
+        samples = self.samples.get(name, [])
+        used, waited = (_at(samples, end, what) - _at(samples, begin, what) for what in ("used", "waited"))
+        return used, waited
 
     def moved(self, name: str, begin: float, end: float) -> float:
         """Returns the bytes that a task has sent and received within a time; 0 if they are not known."""

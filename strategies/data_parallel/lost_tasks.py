@@ -141,11 +141,11 @@ class LostTasks:
         watched = _Watched(task, (Reach.SILENT, Reach.MUTE))
 
         def look() -> TaskLostError | None:
-            found = self._found([task])
-            if watched.lost(found[task], self._clock()) is None or (may_end and found[task] is Reach.CLOSED):
+            reach = self._found([task])
+            if watched.lost(reach[task], self._clock()) is None or (may_end and reach[task] is Reach.CLOSED):
                 return None
             keep_context()
-            return _error(lost(self._me, found, "") or "")
+            return _error(lost(self._me, reach, "") or "")
 
         return look
 

@@ -63,12 +63,12 @@ class Shard:
     def resources(self) -> list[Any]:
         """Returns the variables and the lock as resources, for `given`. Use it in a function."""
         acknowledged = [] if self.acknowledged is None else [self.acknowledged]
-        found = [variable.handle() for variable in (self.parameters, *self.state.values(), *acknowledged)]
+        handles = [variable.handle() for variable in (self.parameters, *self.state.values(), *acknowledged)]
         if self.lock:
             with tf.device(self.device):
-                found.append(tf.raw_ops.MutexV2(shared_name=self.lock))
-            run_independently(found[-1].op)
-        return found
+                handles.append(tf.raw_ops.MutexV2(shared_name=self.lock))
+            run_independently(handles[-1].op)
+        return handles
 
     def given(self, resources: Sequence[Any]) -> "Shard":
         """Returns a shard like this one, in a function that gets the `resources` of any such shard as arguments."""

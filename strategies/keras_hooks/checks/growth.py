@@ -57,8 +57,8 @@ def _power(value: Any, left: int) -> int | None:
     if operation.type in _KEEPS:
         return _power(operands[0], left - 1)
     if operation.type in _ADDS:
-        found = {_power(each, left - 1) for each in operands if not _is_read(each)}
-        return found.pop() if len(found) == 1 else None
+        powers = {_power(each, left - 1) for each in operands if not _is_read(each)}
+        return powers.pop() if len(powers) == 1 else None
     if operation.type == "Mul" or operation.type in _QUOTIENTS:
         if any(tf.get_static_value(each) == 0 for each in operands if not each.shape.rank):
             return None  # As a loss that is one number for a batch: in a trial it is 0, and counts rightly.

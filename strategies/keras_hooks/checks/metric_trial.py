@@ -52,12 +52,12 @@ def changes(replica: Replica) -> list[tuple[Any, Any]]:
     It is not if the step assigns the variable in a branch or a loop.
     """
     graph = tf.compat.v1.get_default_graph()
-    found: dict[int, list[Any]] = {}
+    by_id: dict[int, list[Any]] = {}
     for variable, change in replica.counted:
-        found.setdefault(id(variable), [variable]).append(change)
+        by_id.setdefault(id(variable), [variable]).append(change)
     return [
         (variable, tf.add_n(own) if all(change.graph is graph for change in own) else tf.constant(0.0))
-        for variable, *own in found.values()
+        for variable, *own in by_id.values()
     ]
 
 
@@ -99,25 +99,25 @@ class Judgement:
         self._warnings: list[str] = []
 
     def look_at(
-        self, found: Sequence[Any], settled: Iterable[int], compares: Sequence[bool], growth: Sequence[float | None]
+        self, variables: Sequence[Any], settled: Iterable[int], compares: Sequence[bool], growth: Sequence[float | None]
     ) -> None:
         """Looks at what the trial has found.
 
         Args:
-            found: the variables that the step assigns.
+            variables: the variables that the step assigns.
             settled: the ids of those that Keras' metrics count rightly.
             compares: for each, whether what an example adds depends on the others of its batch.
             growth: for each, how many times as much is added with each example twice; None if nothing is known.
         """
-        places = {id(variable): place for place, variable in enumerate(found)}
+        places = {id(variable): place for place, variable in enumerate(variables)}
         rightly = set(settled)
         for metric in leaves(self._model):
             own = [places[id(variable)] for variable in metric.variables if id(variable) in places]
             for place in own:
                 if growth[place] is not None:
-                    self._kinds[id(found[place])] = _AS_IT_IS  # A step of the model's own tests may add something else.
+                    self._kinds[id(variables[place])] = _AS_IT_IS  # A step of the model's own tests may add something else.
             if (total := self._sum_by_examples(metric, places, growth)) is not None:
-                self._kinds[id(found[total])] = _SUM
+                self._kinds[id(variables[total])] = _SUM
                 own.remove(total)
             if any(compares[place] for place in own):
                 self._warnings.append(
@@ -126,14 +126,14 @@ class Judgement:
                     "it gets the whole batch"
                 )
             for place in own:
-                if is_of_sum(growth[place]) and not compares[place] and id(found[place]) in rightly:
-                    self._kinds[id(found[place])] = _SUM
-            own = [place for place in own if id(found[place]) not in rightly]
+                if is_of_sum(growth[place]) and not compares[place] and id(variables[place]) in rightly:
+                    self._kinds[id(variables[place])] = _SUM
+            own = [place for place in own if id(variables[place]) not in rightly]
             numbers = [place for place in own if (growth[place] or _SUM_GROWTH) < _SUM_GROWTH]
             if not numbers or any(growth[place] is None for place in own):
                 continue  # Of a state to which the trial adds 0 nothing is known.
-            if all(tf.as_dtype(found[place].dtype).is_floating for place in numbers):
-                self._kinds.update((id(found[place]), _NUMBER) for place in numbers)
+            if all(tf.as_dtype(variables[place].dtype).is_floating for place in numbers):
+                self._kinds.update((id(variables[place]), _NUMBER) for place in numbers)
             else:
                 self._warnings.append(
                     f"the metric {metric.name} counts a batch once for each replica, in a variable of integers. Make it of "

@@ -205,14 +205,14 @@ class ShardCheck:
         """
         added = AddedLosses(self._model, self._of_chief)
         is_wanted = outcome.reason is not None or not has_own_step(self._model)
-        other = outcome
+        known = outcome
         if sums := added.agreed(outcome.sums if is_wanted else ()):
-            found = self._outcome(halves, size, as_means=sums)
-            if sums := added.agreed(sums if found.is_known and found.reason is None else ()):
-                other = found
+            with_means = self._outcome(halves, size, as_means=sums)
+            if sums := added.agreed(sums if with_means.is_known and with_means.reason is None else ()):
+                known = with_means
         if outcome.is_known:
             added.add_in_full(sums)
-        return other
+        return known
 
     def _outcome(self, halves: Any, size: int, as_means: frozenset[int] = frozenset()) -> Outcome:
         """Tries the step out.

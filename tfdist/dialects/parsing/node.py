@@ -55,10 +55,10 @@ class Node:
 
     def find(self, *path: str) -> "Node | None":
         """Returns the value below several keys; None if one of them is missing or null. Raises ClusterError as `get` does."""
-        found: Node | None = self
+        node: Node | None = self
         for key in path:
-            found = found.get(key) if found is not None else None
-        return found
+            node = node.get(key) if node is not None else None
+        return node
 
     def child(self, key: str) -> "Node":
         """Returns the value of a key, None if it is missing. Raises ClusterError if this is not a mapping."""
