@@ -348,11 +348,11 @@ def _check(cluster: Cluster) -> None:
     _check_groups(cluster, "server group", cluster.server_groups, "ps")
 
 
-def _check_groups(cluster: Cluster, what: str, groups: Groups, job: str) -> None:
+def _check_groups(cluster: Cluster, kind: str, groups: Groups, job: str) -> None:
     ranks = sorted(rank for group in groups for rank in group)
     expected = sum(task.slots for task in cluster.job(job))
     if ranks != list(range(expected)) or not all(groups):
-        raise cluster.source.error(f"the {what}s do not hold each of the {expected} {job} ranks exactly once")
+        raise cluster.source.error(f"the {kind}s do not hold each of the {expected} {job} ranks exactly once")
 
 
 def _check_addresses(cluster: Cluster) -> None:

@@ -83,23 +83,22 @@ class DataParallelHooks(KerasHooks):
 
         firsts: dict[str, int] = {}
 
-        def in_order(what: str) -> str:
+        def in_order(action: str) -> str:
             """Numbers optimizers from the first: where a task has made others before, Keras' names have other numbers."""
-            name, _, number = what.rpartition("_")
+            name, _, number = action.rpartition("_")
             if not number.isdecimal():
-                name, number = what, "0"
+                name, number = action, "0"
             place = int(number) - firsts.setdefault(name, int(number))
             return f"{name}_{place}" if place else name
 
-        def agree(strategy: Any, what: Any) -> None:
-            each = strategy.experimental_local_results(what)
-            found = difference({f"replica {k}": {"call": "a step", "step": w} for k, w in zip(local, each, strict=False)})
-            if found:
-                raise DifferentCallsError(found)
+        def agree(strategy: Any, actions: Any) -> None:
+            steps = [{"call": "a step", "step": action} for action in strategy.experimental_local_results(actions)]
+            if fault := difference({f"replica {number}": step for number, step in zip(local, steps, strict=False)}):
+                raise DifferentCallsError(fault)
             if calls is not None:
-                calls.agree({"call": "a step", "step": each[0]})
+                calls.agree(steps[0])
 
-        return lambda what: tf.distribute.get_replica_context().merge_call(agree, args=(in_order(what),))
+        return lambda action: tf.distribute.get_replica_context().merge_call(agree, args=(in_order(action),))
 
     def _shard_check(self, model: Any, step: Callable[..., Any]) -> ShardCheck | None:
         @contextlib.contextmanager

@@ -47,7 +47,6 @@ class CheckpointEvaluator:
         """
         self.name = task.name
         self._strategy = strategy
-        self._folder = folder
         self._own_folder = folder.own(task.index)
         self._progress = Progress(self._own_folder / "state.json")
         self._training = Training(folder, self._progress, start_timeout)

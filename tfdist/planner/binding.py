@@ -66,10 +66,10 @@ def _shared(job: Running, held: Sequence[quotas.Limit]) -> list[_Busy]:
         share = min(1.0, max(own, use.machine))
         if share >= FULL and (len(here) > 1 or own < share / 2):
             full |= set(here)
-            what = f"cores that {listed(here)} share" if len(here) > 1 else f"cores of {named(here)[0]}"
+            resource = f"cores that {listed(here)} share" if len(here) > 1 else f"cores of {named(here)[0]}"
             if own < share / 2:
-                what = f"cores of {host or 'a machine'}, most of which other programs use"
-            busy.append(_Busy(share, what, here[0], "cores"))
+                resource = f"cores of {host or 'a machine'}, most of which other programs use"
+            busy.append(_Busy(share, resource, here[0], "cores"))
     return busy + (_of_servers(job, full) if job.strategy in ("parameter_server", "hogwild") else [])
 
 
@@ -84,11 +84,11 @@ def _of_servers(job: Running, full: Collection[str]) -> list[_Busy]:
             # Python runs on one core at a time.
             cores = min(1, use.capacity) if is_chief else use.capacity
             share = min(use.running, (use.processor + use.waited) / cores)
-            what = "chief processor" if is_chief else f"processor of {named([name])[0]}"
-            busy.append(_Busy(share, what, name, "processor"))
+            resource = "chief processor" if is_chief else f"processor of {named([name])[0]}"
+            busy.append(_Busy(share, resource, name, "processor"))
         if use.sending is not None:
-            what = "link of the chief" if is_chief else f"link of {named([name])[0]}"
-            busy.append(_Busy(use.sending, what, name, "link"))
+            resource = "link of the chief" if is_chief else f"link of {named([name])[0]}"
+            busy.append(_Busy(use.sending, resource, name, "link"))
     return busy
 
 

@@ -96,21 +96,21 @@ class Node:
             raise self.error(f"{shown(self.value)} is not a count; expected a whole number from {least} to {most}")
         return number
 
-    def check_keys(self, known: Iterable[str], what: str) -> None:
-        """Raises ClusterError for a key that `what` does not have; the message suggests the nearest known key."""
+    def check_keys(self, known: Iterable[str], owner: str) -> None:
+        """Raises ClusterError for a key that `owner` does not have; the message suggests the nearest known key."""
         names = list(known)
         for key in self.mapping():
             if key not in names:
                 hint = nearest(key, names, otherwise=f"; the fields are {', '.join(names)}")
-                raise self._key(key).error(f"{what} has no such field{hint}")
+                raise self._key(key).error(f"{owner} has no such field{hint}")
 
-    def check_near(self, known: Iterable[str], what: str) -> None:
+    def check_near(self, known: Iterable[str], owner: str) -> None:
         """Raises ClusterError for a key that resembles one of `known`; other unknown keys are allowed."""
         names = list(known)
         for key in self.mapping():
             meant = close(key, names) if isinstance(key, str) else None
             if meant is not None and meant != key:
-                raise self._key(key).error(f"{what} has no such field; did you mean {meant}?")
+                raise self._key(key).error(f"{owner} has no such field; did you mean {meant}?")
 
     def _key(self, key: object) -> "Node":
         return Node(None, (*self.path, key if isinstance(key, str) else shown(key)), self.document, self.source)
