@@ -2,6 +2,7 @@
 
     python benchmarks/goodput.py                                       # everything: 45 minutes
     python benchmarks/goodput.py --strategy hogwild --every 15 --minutes 30
+    python benchmarks/goodput.py --strategy multi_worker_mirrored --workers 2 --every 0 --every 60 --minutes 5 --rounds 6
 
 It says every half minute how far it is, and writes the rows of a run when that has ended. Each run begins anew; without faults
 it takes as long as `--minutes` says, with faults longer.
@@ -10,9 +11,10 @@ Each run is a job of its own on this machine, with 3 workers or as many as `--wo
 asleep, as on a device of its own, so that a worker that is away costs its share. Every N seconds a random worker gets SIGKILL
 (`--fail_at random`, with a seed). Goodput is the number of different steps per second, from the first step to the last, in per
 cent of that without faults: of the runs right before and right after, else of the last one, because machines change with the
-hours. "Faults took" is the part of the time of restarts and of steps made twice, if all workers make each step together. Every
-run is accounted for exactly, or its row says what is missing: each epoch counts each example once, and the optimizer counts the
-updates.
+hours. On a machine that changes within minutes, `--rounds` makes runs with and without faults in turn, and a row is the sum of
+its rounds. "Faults took" is the part of the time of restarts and of steps made twice, if all workers make each step together.
+Every run is accounted for exactly, or its row says what is missing: each epoch counts each example once, and the optimizer
+counts the updates.
 
 Memory, threads, descriptors, listening ports and temporary files are those of the tasks that are never killed, as medians over
 an early and a late part of the run. Results go to `goodput.jsonl`, and from there into `goodput.md`.
@@ -36,6 +38,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_multi_string("strategy", [], "Strategies; default: all.")
 flags.DEFINE_multi_integer("every", [], "Seconds between two faults, 0 for none; default: 0, 60 and 15.")
 flags.DEFINE_float("minutes", 4.0, "Length of the training at the speed without faults.")
+flags.DEFINE_integer("rounds", 1, "Times that the runs of a strategy are made, in turn.")
 flags.DEFINE_integer("workers", 3, "Workers of a job.")
 flags.DEFINE_integer("seed", 1, "Seed of the faults.")
 
@@ -236,6 +239,20 @@ def run(strategy: str, workers: int, every: int, minutes: float, seed: int) -> d
     }  # fmt: skip
 
 
+def sum_of(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns one row for all rounds of a run; what processes use is that of the last round."""
+    total = {name: sum(row[name] for row in rounds) for name in ("seconds", "faults", "steps", "expected", "repeated")}
+    total |= {name: sum(row.get(name, 0) for row in rounds) for name in ("updates", "epochs")}
+    total["speed"] = total["steps"] / total["seconds"] if total["seconds"] else 0.0
+    total["exit"] = max((row["exit"] for row in rounds), key=abs)
+    if all("wrong" in row for row in rounds):
+        total["wrong"] = [epoch for row in rounds for epoch in row["wrong"]]
+    if total["seconds"] and all(row["faults_took"] is not None for row in rounds):
+        total["faults_took"] = sum(row["faults_took"] * row["seconds"] for row in rounds) / total["seconds"]
+    speeds = {"speeds": [row["speed"] for row in rounds]} if len(rounds) > 1 else {}
+    return rounds[-1] | total | speeds | {"begun": rounds[0]["begun"], "seed": rounds[0]["seed"]}
+
+
 def parts_of(samples: list[tuple[float, dict[str, dict[str, float]]]]) -> dict[str, dict[str, list[float]]]:
     """Returns for each process, and each thing that it uses, the medians over the early and the late part."""
     parts: dict[str, dict[str, list[float]]] = {}
@@ -299,12 +316,16 @@ def write_table() -> None:
 def main(arguments):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for strategy in FLAGS.strategy or STRATEGIES:
-        for every in FLAGS.every or (0, 60, 15):
-            found = run(strategy, FLAGS.workers, every, FLAGS.minutes, FLAGS.seed)
-            print(json.dumps(found), flush=True)
-            with open(RESULTS, "a") as file:
-                file.write(json.dumps(found) + "\n")
-            write_table()
+        kinds = FLAGS.every or (0, 60, 15)
+        rounds: dict[int, list[dict[str, Any]]] = {every: [] for every in kinds}
+        for number, every in itertools.product(range(FLAGS.rounds), kinds):
+            row = run(strategy, FLAGS.workers, every, FLAGS.minutes, FLAGS.seed + number)
+            print(json.dumps(row), flush=True)
+            rounds[every].append(row)
+            if number == FLAGS.rounds - 1:
+                with open(RESULTS, "a") as file:
+                    file.write(json.dumps(sum_of(rounds[every])) + "\n")
+                write_table()
 
 
 if __name__ == "__main__":

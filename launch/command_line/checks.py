@@ -10,6 +10,7 @@ from importlib.abc import InspectLoader
 from absl import flags
 
 from tfdist.errors import nearest
+from tfdist.extras import pip_install
 from tfdist.launch import standard_streams
 from tfdist.launch.command_line import splitting
 from tfdist.launch.errors import UsageError
@@ -36,7 +37,7 @@ def check_program(program: Program) -> None:
     if missing is not None:
         raise UsageError(f"-m {program.module}: there is no module {missing} in {os.getcwd()} or among the installed packages")
     if program.module == splitting.EXAMPLE and importlib.util.find_spec("sklearn") is None:
-        raise UsageError("the bundled example needs scikit-learn for its images: pip install 'tfdist[examples]'")
+        raise UsageError(f"the bundled example needs scikit-learn for its images: {pip_install('examples')}")
 
 
 def _missing_module(name: str) -> str | None:

@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 from tfdist import machine
 from tfdist.cluster import DEFAULT_START_PORT
@@ -29,6 +30,7 @@ Prints versions, devices, ports and tools of this machine: what a bug report nee
 Exit code: 0; 1 if something is missing that every job needs.
 """
 
+IDLE_CONNECTIONS = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
 PACKAGES = ("tensorflow", "keras", "numpy", "protobuf", "absl-py", "h5py", "PyYAML")
 TENSORFLOW_SECONDS = 120.0
 
@@ -46,7 +48,7 @@ def main(argv: list[str]) -> int:
     if unknown := [word for word in argv if word != "--quick"]:
         raise UsageError(f"tfdist doctor: {unknown[0]!r} is not a flag of it; there is --quick")
     faults: list[str] = []
-    lines = [*_versions(faults), *_machine(), *_ports(), *_tools(), *_surroundings()]
+    lines = [*_versions(faults), *_machine(), *_ports(), *_idle_connections(), *_tools(), *_surroundings()]
     if "--quick" not in argv:
         lines += _tensorflow(faults)
     width = max(len(word) for word, _ in lines)
@@ -89,6 +91,16 @@ def _ports() -> list[tuple[str, str]]:
     taken = [port for port in range(DEFAULT_START_PORT, DEFAULT_START_PORT + 16) if not is_free(port)]
     which = f"taken: {', '.join(map(str, taken))}; others are used instead" if taken else "free"
     return [("ports", f"{DEFAULT_START_PORT} to {DEFAULT_START_PORT + 15} {which}")]
+
+
+def _idle_connections() -> list[tuple[str, str]]:
+    """Says what Linux does with connections that were idle, because steps of `parameter_server` leave them so."""
+    try:
+        begins_slowly = IDLE_CONNECTIONS.read_text().strip() != "0"
+    except OSError:
+        return []
+    advice = "begin slowly; for ps on links of 100 Mbit/s or less: sysctl -w net.ipv4.tcp_slow_start_after_idle=0"
+    return [("idle connections", advice if begins_slowly else "keep their rate")]
 
 
 def _tools() -> list[tuple[str, str]]:

@@ -99,7 +99,7 @@ def test_bad_environments(environ, message):
 def test_lists_of_hosts_without_the_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "hostlist", None)
     assert addresses(step())[0] == "n1:8888"
-    with pytest.raises(ClusterError, match=r"needs the library python-hostlist; pip install 'tfdist\[slurm\]'"):
+    with pytest.raises(ClusterError, match=r"needs the library python-hostlist: pip install 'python-hostlist>=.*'"):
         slurm.from_environ(step(nodes="n[1-2]"))
 
 

@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote
 from tfdist.cluster import Cluster
 from tfdist.dialects import read
 from tfdist.errors import ClusterError, Source
+from tfdist.extras import pip_install
 from tfdist.launch.backends.interface import Backend, BackendError, LogLine, NoAnswerError, Plan
 from tfdist.launch.backends.kubernetes.logs import PodLogs, whole_lines
 from tfdist.launch.backends.kubernetes.manifests import INSTANCE, KINDS, TRAINS, manifest, names_of_tasks, objects
@@ -72,7 +73,7 @@ def _refusal(job: Job) -> ClusterError | None:
         return Source("flags", "--job_dir").error("an evaluator needs a folder that its pod and the chief's share")
     if importlib.util.find_spec("kubernetes") is None:
         return Source("environment", "python").error(
-            "--backend kubernetes needs the package kubernetes: pip install 'tfdist[kubernetes]'"
+            f"--backend kubernetes needs the package kubernetes: {pip_install('kubernetes')}"
         )
     return None
 

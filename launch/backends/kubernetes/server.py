@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from tfdist.extras import pip_install
 from tfdist.launch.backends.interface import BackendError, NoAnswerError
 from tfdist.messages import printable
 
@@ -53,7 +54,7 @@ class Server:
             import kubernetes
             from kubernetes.config import ConfigException
         except ImportError as error:
-            raise BackendError(f"the package kubernetes is missing, {error}: pip install 'tfdist[kubernetes]'") from error
+            raise BackendError(f"the package kubernetes is missing, {error}: {pip_install('kubernetes')}") from error
         configuration = kubernetes.client.Configuration()
         self.context = context or ""
         own_namespace: str | None = None

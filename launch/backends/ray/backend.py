@@ -9,6 +9,7 @@ from typing import Any
 from tfdist.cluster import Cluster, Task
 from tfdist.devices import computes, threads
 from tfdist.errors import Source
+from tfdist.extras import pip_install
 from tfdist.launch.backends import interpreter
 from tfdist.launch.backends.agents.frames import BOOTSTRAP
 from tfdist.launch.backends.agents.remote_tasks import RemoteTasks
@@ -29,7 +30,7 @@ def plan(job: Job) -> Plan:
     """Plans a job on a cluster of Ray. It asks no cluster: which nodes the tasks get is known when the job starts."""
     refusal = None
     if importlib.util.find_spec("ray") is None:
-        refusal = Source("environment", "python").error("--backend ray needs the package ray: pip install 'tfdist[ray]'")
+        refusal = Source("environment", "python").error(f"--backend ray needs the package ray: {pip_install('ray')}")
     _check(job)
     needs = _needs(job)
     words = {name: ", ".join(f"{amount:g} {kind}" for kind, amount in need.items()) for name, need in needs.items()}

@@ -17,6 +17,7 @@ from typing import Any
 from tfdist import machine
 from tfdist.cluster import Task
 from tfdist.errors import ClusterError, Source
+from tfdist.extras import pip_install
 from tfdist.launch.backends.local.ports import LOCAL_HOSTS
 from tfdist.messages import printable
 
@@ -51,7 +52,7 @@ def _imported_ray() -> Any:
         import ray
     except ImportError as error:
         raise Source("environment", "python").error(
-            f"--backend ray needs the package ray, {error}: pip install 'tfdist[ray]'"
+            f"--backend ray needs the package ray, {error}: {pip_install('ray')}"
         ) from error
     return ray
 

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from tfdist.errors import ClusterError
+from tfdist.extras import pip_install
 from tfdist.launch.rendezvous.stores.bounded import BoundedCalls
 from tfdist.launch.rendezvous.stores.interface import CALL_SECONDS, StoreUnavailableError, host_towards, run_key
 from tfdist.messages import printable, without_secrets
@@ -33,8 +34,7 @@ class RedisStore:
             import redis
         except ImportError:
             raise rank_info.source.error(
-                "the ranks exchange addresses in a Redis store, whose client library is not installed; "
-                "pip install 'tfdist[redis]'"
+                f"the ranks exchange addresses in a Redis store, whose client library is not installed: {pip_install('redis')}"
             ) from None
         store = rank_info.store
         assert store is not None and store.host is not None

@@ -9,7 +9,7 @@ import pytest
 from absl import flags
 
 from tfdist.launch.command_line import splitting
-from tfdist.launch.commands import COMMANDS, HELP, cli, help_topics
+from tfdist.launch.commands import COMMANDS, HELP, cli, doctor, help_topics
 from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs.job import Program
 from tfdist.version import __version__
@@ -228,6 +228,14 @@ def test_the_help_of_run_gives_real_defaults_and_says_nothing_twice():
     assert "Default: ." not in text
     assert " -m Python module" in text and "--m " not in text
     assert text.count("Can be given several times. ") == 2 and "repeat this option" not in text
+
+
+@pytest.mark.parametrize(("setting", "said"), [("1", "begin slowly; for ps on links of 100 Mbit/s"), ("0", "keep their rate")])
+def test_doctor_says_what_linux_does_with_idle_connections(monkeypatch, tmp_path, capsys, setting, said):
+    monkeypatch.setattr(doctor, "IDLE_CONNECTIONS", tmp_path / "setting")
+    (tmp_path / "setting").write_text(f"{setting}\n")
+    doctor.main(["--quick"])
+    assert re.search(f"^idle connections +{said}", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_doctor_says_what_is_there_and_no_values_of_variables(tfdist, monkeypatch):

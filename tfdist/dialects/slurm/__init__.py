@@ -20,6 +20,7 @@ from tfdist.dialects.slurm.options import listed_gpus, number_of_gpus, share
 from tfdist.dialects.slurm.script import NAME, looks_like, parse, parse_command, refers, set_by_sbatch
 from tfdist.dialects.writing.unsupported import address_notes, check_whole
 from tfdist.errors import Source
+from tfdist.extras import pip_install
 from tfdist.rank_info import RankInfo
 
 BASE_PORT = 8888
@@ -82,7 +83,7 @@ def _hosts(text: str, source: Source) -> list[str]:
             import hostlist  # Needed only for such lists.
         except ImportError:
             raise source.error(
-                f"{shown(text)} needs the library python-hostlist; pip install 'tfdist[slurm]'", field="SLURM_STEP_NODELIST"
+                f"{shown(text)} needs the library python-hostlist: {pip_install('slurm')}", field="SLURM_STEP_NODELIST"
             ) from None
         try:
             hosts = hostlist.expand_hostlist(text[: MAX_TASKS * 10], allow_duplicates=True)
