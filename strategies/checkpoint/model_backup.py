@@ -132,7 +132,7 @@ class ModelBackup:
         self._saved_batches = batch
         _position().resume(Resumption(epochs, batch, per_epoch, keeps_random_state=saved.random_state is not None))
 
-    def _pass_over(self, model: Any, saved: Progress) -> None:
+    def _pass_over(self, model: Any, found: Progress) -> None:
         """Leaves no epoch to a call that an earlier process has finished, and gives the model what it had at the end.
 
         Callbacks of the user save and evaluate at the end of training, and the program does so between its calls.
@@ -140,20 +140,20 @@ class ModelBackup:
         number = self._progress.fit
         _log.warning("fit %d of %s was finished before the restart", number, model.name)
         model._initial_epoch = self._progress.call["epochs"]
-        _position().pass_over(len(saved.finished_fits[number - 1][0]))
+        _position().pass_over(len(found.finished_fits[number - 1][0]))
         _build(model)
         arrays: Arrays | None = None
-        if (path := self.file.find_end(number, saved)) is not None:
+        if (path := self.file.find_end(number, found)) is not None:
             arrays = self._load(model, path)
             self._end_path, self._end_state = path, progress_in(path).random_state
         else:
             _log.warning(
                 "the backup has no weights of %s at the end of fit %d, only of the last %d calls: what the program saves and "
                 "evaluates before fit %d is of fit %d",
-                *(model.name, number, KEEP, number + 1, saved.fit),
+                *(model.name, number, KEEP, number + 1, found.fit),
             )
             self.file.load(model, is_exact=False)
-        states = saved.finished_fits[number - 1][2]
+        states = found.finished_fits[number - 1][2]
         callback_states.restore(self._callbacks, states, {} if arrays is None else arrays.callbacks)
 
     def _load(self, model: Any, path: str | None = None) -> Arrays:
