@@ -73,9 +73,9 @@ def updated(model: Any) -> list[list[int] | None]:
     places = {id(variable): place for place, variable in enumerate(model.weights)}
     found: list[list[int] | None] = []
     for optimizer in held_optimizers(model):
-        each = [places.get(id(variable)) for variable in getattr(optimizer, "_trainable_variables", None) or [None]]
-        known = [place for place in each if place is not None]
-        found.append(known if optimizer.built and len(known) == len(each) else None)
+        places_of_own = [places.get(id(variable)) for variable in getattr(optimizer, "_trainable_variables", None) or [None]]
+        known = [place for place in places_of_own if place is not None]
+        found.append(known if optimizer.built and len(known) == len(places_of_own) else None)
     return found
 
 

@@ -216,10 +216,10 @@ class DataParallelHooks(KerasHooks):
         """
         mesh = self._strategy.extended.mesh
         if mesh is not None and mesh.others:
-            for each in callbacks:
-                if isinstance(each, keras.callbacks.TensorBoard) and each.histogram_freq:
+            for callback in callbacks:
+                if isinstance(callback, keras.callbacks.TensorBoard) and callback.histogram_freq:
                     raise ValueError(
-                        f"TensorBoard(histogram_freq={each.histogram_freq}) reads all weights on the chief alone, and the "
+                        f"TensorBoard(histogram_freq={callback.histogram_freq}) reads all weights on the chief alone, and the "
                         "model is sharded over tasks; leave histogram_freq at 0"
                     )
         if self._is_shared:

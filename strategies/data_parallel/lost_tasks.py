@@ -111,9 +111,9 @@ class LostTasks:
         Returns:
             Whether one has no server, and another look has to confirm it.
         """
-        found = self._found([each.task for each in self._watched])
-        for each in self._watched:
-            why = each.lost(found[each.task], self._clock())
+        found = self._found([watched.task for watched in self._watched])
+        for watched in self._watched:
+            why = watched.lost(found[watched.task], self._clock())
             if why is not None and not self._is_aborted:
                 self._is_aborted = True
                 with contextlib.suppress(tf.errors.OpError):  # The service that would tell the others is gone, or they know it.

@@ -127,11 +127,11 @@ class ReplicaMetrics:
         requested = tf.zeros(2) if requests is None else requests.own.read_value()
         sent = [*weighted, share] if weighted else []
         *sums, requested = all_reduce_sum([*counted, *sent, requested])
-        whole = sums.pop() if sent else share
+        total_share = sums.pop() if sent else share
 
         def mean_of(total: Any, before: Any, weight: Any) -> Any:
-            mean = total if weight is first else tf.math.divide_no_nan(total, whole)
-            return tf.where(whole > 0, tf.cast(mean, before.dtype), before)
+            mean = total if weight is first else tf.math.divide_no_nan(total, total_share)
+            return tf.where(total_share > 0, tf.cast(mean, before.dtype), before)
 
         for variable, before, total, weight in zip(state, kept, sums[len(counted) :], weights, strict=False):
             if isinstance(before, SplitTensor):
@@ -143,7 +143,7 @@ class ReplicaMetrics:
                 local = self._local(variable)
                 local.assign(mean_of(total, local, weight))
         means = [
-            tf.cast(tf.math.divide_no_nan(total, whole), value.dtype)
+            tf.cast(tf.math.divide_no_nan(total, total_share), value.dtype)
             for value, total in zip(flat_logs, sums[len(counted) + len(state) :], strict=True)
         ]
         found = iter(means)

@@ -33,20 +33,20 @@ def _optimizers_in(waiting: list[Any]) -> list[Any]:
 def with_inner(optimizer: Any) -> list[Any]:
     """Returns an optimizer and the optimizers that it holds, in its attributes too, and those in these; nothing for None."""
     optimizers, waiting = {}, [optimizer]
-    for each in waiting:  # It grows by those inside.
-        if each is not None and id(each) not in optimizers:
-            optimizers[id(each)] = each
-            waiting += [getattr(each, "inner_optimizer", None), *getattr(each, "optimizers", [])]
-            waiting += _optimizers_in(list(getattr(each, "__dict__", {}).values()))
+    for inner in waiting:  # It grows by those inside.
+        if inner is not None and id(inner) not in optimizers:
+            optimizers[id(inner)] = inner
+            waiting += [getattr(inner, "inner_optimizer", None), *getattr(inner, "optimizers", [])]
+            waiting += _optimizers_in(list(getattr(inner, "__dict__", {}).values()))
     return list(optimizers.values())
 
 
 def adopt_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     """Moves an optimizer that was made outside of any scope, and is not built, into the scope of `strategy`."""
-    for each in with_inner(optimizer):
-        if hooks_of(getattr(each, "_distribution_strategy", strategy)) is None and not each.built:
-            each._distribution_strategy = strategy
-            begin_anew(each.variables, strategy)
+    for held in with_inner(optimizer):
+        if hooks_of(getattr(held, "_distribution_strategy", strategy)) is None and not held.built:
+            held._distribution_strategy = strategy
+            begin_anew(held.variables, strategy)
 
 
 def begin_anew(variables: list[Any], strategy: tf.distribute.Strategy) -> None:

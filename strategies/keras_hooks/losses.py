@@ -123,8 +123,8 @@ def _relative_weight(replica: Replica, weight: Any, dtype: Any) -> Any:
         )
         return tf.ones([], dtype)
     own = tf.where(replica.share > 0, tf.reduce_sum(tf.cast(weight, tf.float32)), 0.0)
-    whole = all_reduce_sum([own])[0]
-    return tf.cast(tf.math.divide_no_nan(own, whole * replica.share), dtype)
+    total = all_reduce_sum([own])[0]
+    return tf.cast(tf.math.divide_no_nan(own, total * replica.share), dtype)
 
 
 def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -189,17 +189,17 @@ def _of_whole_batch(
     if weight is not None and weight.shape.rank:
         weight = gathered(weight, replica, loss.dtype)
     with replaced(replica, has_whole_batch=True):
-        whole = original(loss, *all_rows, weight)
+        of_batch = original(loss, *all_rows, weight)
         check_order(
-            whole, lambda y_true, y_pred: original(loss, y_true, y_pred), local, all_rows, replica, f"the loss {loss.name}"
+            of_batch, lambda y_true, y_pred: original(loss, y_true, y_pred), local, all_rows, replica, f"the loss {loss.name}"
         )
-    if replica.in_compile_loss and whole.shape.rank:
+    if replica.in_compile_loss and of_batch.shape.rank:
         if (weight is None or not weight.shape.rank) and not _has_mask(y_true, y_pred):
             replica.has_loss_by_class = True
-            return whole
+            return of_batch
         # It has a number for each example. Keras adds it to those of other outputs, of which a replica has its own examples.
-        return tf.reduce_mean(whole) * tf.ones_like(value)
-    return whole
+        return tf.reduce_mean(of_batch) * tf.ones_like(value)
+    return of_batch
 
 
 def _has_mask(*nested: Any) -> bool:

@@ -98,10 +98,10 @@ class SaveOnSignal(keras.callbacks.Callback):
             saves: whether this task is the chief. Another ignores SIGUSR1, which all tasks get, and does not handle SIGTERM.
         """
         super().__init__()
-        each = listed(callbacks)
-        self.backups = [save for one in each if (save := _function_to_save(one)) is not None]
-        self._waits = [wait for one in each if (wait := getattr(one, "wait_for_save", None)) is not None]
-        self._frequent = [save for one in each if _is_frequent(one) and (save := _function_to_save(one)) is not None]
+        given = listed(callbacks)
+        self.backups = [save for one in given if (save := _function_to_save(one)) is not None]
+        self._waits = [wait for one in given if (wait := getattr(one, "wait_for_save", None)) is not None]
+        self._frequent = [save for one in given if _is_frequent(one) and (save := _function_to_save(one)) is not None]
         self._late: set[int] = set()
         self._saves = saves
         self._requests: TaskRequests | None = None

@@ -113,9 +113,9 @@ def _to_others(connections: Iterable[tuple[bytes, bytes, Connection]]) -> Iterat
     """Leaves out connections within this machine: both of their ends are here."""
     connections = list(connections)
     mine = {source for source, _, _ in connections}
-    for _, destination, each in connections:
+    for _, destination, connection in connections:
         if destination not in mine and not _is_loopback(destination):
-            yield each
+            yield connection
 
 
 def _is_loopback(address: bytes) -> bool:

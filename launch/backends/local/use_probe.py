@@ -185,17 +185,17 @@ def _count(task: _Task, connections: list[sockets.Connection], elapsed: float) -
     """Adds what the connections of a task have carried since the last sample; returns whether data waits for the link."""
     is_sending = False
     counted, limited = {}, {}
-    for each in connections:
-        if each.inode not in task.inodes:
+    for connection in connections:
+        if connection.inode not in task.inodes:
             continue
         # What a connection had carried before it was first seen does not count.
-        sent, received = task.counted.get(each.inode, (each.sent, each.received))
-        task.sent += max(0, each.sent - sent)
-        task.received += max(0, each.received - received)
-        counted[each.inode] = each.sent, each.received
-        limited[each.inode] = each.receiver_limited
-        stopped = (each.receiver_limited - task.limited.get(each.inode, each.receiver_limited)) / 1e6
-        is_sending = is_sending or (each.waiting > 0 and stopped < RECEIVER_LIMITED * elapsed)
+        sent, received = task.counted.get(connection.inode, (connection.sent, connection.received))
+        task.sent += max(0, connection.sent - sent)
+        task.received += max(0, connection.received - received)
+        counted[connection.inode] = connection.sent, connection.received
+        limited[connection.inode] = connection.receiver_limited
+        stopped = (connection.receiver_limited - task.limited.get(connection.inode, connection.receiver_limited)) / 1e6
+        is_sending = is_sending or (connection.waiting > 0 and stopped < RECEIVER_LIMITED * elapsed)
     task.counted, task.limited = counted, limited
     return is_sending
 

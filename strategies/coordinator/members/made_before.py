@@ -35,11 +35,11 @@ def warn_of_lost() -> None:
     """Logs a warning that counts the datasets, variables and tables that are lost when this process connects to the cluster."""
     kinds: dict[type, str] = {}  # `isinstance` for each object takes seconds.
     lost: Counter[str] = Counter()
-    for each in gc.get_objects():
-        own = type(each)
+    for value in gc.get_objects():
+        own = type(value)
         if own not in kinds:
             kinds[own] = next((kind for kind, types in _KINDS if issubclass(own, types)), "")
-        if kinds[own] and is_lost(each):
+        if kinds[own] and is_lost(value):
             lost[kinds[own]] += 1
     if lost:
         counts = [f"{count} {kind}{'s' * (count > 1)}" for kind, count in lost.items()]

@@ -72,16 +72,16 @@ class Shard:
 
     def given(self, resources: Sequence[Any]) -> "Shard":
         """Returns a shard like this one, in a function that gets the `resources` of any such shard as arguments."""
-        other, each = copy.copy(self), iter(resources)
+        other, handles = copy.copy(self), iter(resources)
 
         def variable(own: NamedVariable) -> Any:
-            return GivenVariable(next(each), own.dtype)
+            return GivenVariable(next(handles), own.dtype)
 
         other.device = ""  # The operations run where the function does.
         other.parameters = variable(self.parameters)
         other.state = {name: variable(own) for name, own in self.state.items()}
         other.acknowledged = None if self.acknowledged is None else variable(self.acknowledged)
-        other.lock = next(each, None)
+        other.lock = next(handles, None)
         return other
 
     def apply(self, push: Any, control: Control, replies: bool = True) -> tuple[Any, Any, Any]:
