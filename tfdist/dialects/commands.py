@@ -230,21 +230,31 @@ def _find_launcher(
         elif position and words[position - 1] == "-m" and word in known:
             return _Launcher(word, position + 1)
         elif _PYTHON.fullmatch(name):
-            module = _module(words, position)
-            if module is not None and os.path.basename(words[module]) in known:
-                return _Launcher(os.path.basename(words[module]), module + 1)
-            break
-        elif name == "eval" and position == 0 and (inner := launches(" ".join(words[1:]), source)):
+            return _launcher_of_python(words, position) or step
+        elif inner := _of_shell(words, position, source, variables):
             return inner[0]
-        elif SHELL_OPTION.fullmatch(word) and position and os.path.basename(words[position - 1]) in _SHELLS:
-            # Double quotes keep what the outer shell shall not expand: `bash -c "... \\$SLURM_PROCID"`.
-            script = "".join(words[position + 1 : position + 2]).replace("\\$", "$")
-            if script.strip() and (inner := launches(script, source, known=_used(script, variables))):
-                return inner[0]
         is_contained = is_contained or name in _CONTAINERS
         if position == 0 and name not in PREFIXES and not (word.startswith("$") and "-m" in words[1:4]):
             break
     return step
+
+
+def _launcher_of_python(words: Sequence[str], position: int) -> _Launcher | None:
+    """Returns the launcher that `python` at `position` runs; None if it runs something else."""
+    module = _module(words, position)
+    name = None if module is None else os.path.basename(words[module])
+    return None if module is None or name not in programs() else _Launcher(name, module + 1)
+
+
+def _of_shell(words: Sequence[str], position: int, source: Source, variables: Sequence[Mapping[str, str]]) -> Sequence[Launch]:
+    """Returns the commands of launchers in the script behind `eval` at `position`, or behind `bash -c` whose `-c` is there."""
+    if position == 0:
+        return launches(" ".join(words[1:]), source) if os.path.basename(words[0]) == "eval" else ()
+    if not SHELL_OPTION.fullmatch(words[position]) or os.path.basename(words[position - 1]) not in _SHELLS:
+        return ()
+    # Double quotes keep what the outer shell shall not expand: `bash -c "... \\$SLURM_PROCID"`.
+    script = "".join(words[position + 1 : position + 2]).replace("\\$", "$")
+    return launches(script, source, known=_used(script, variables)) if script.strip() else ()
 
 
 def _used(script: str, mappings: Sequence[Mapping[str, str]]) -> dict[str, str]:
