@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +29,7 @@ from tfdist.launch.supervision.watcher import Watcher
 from tfdist.launch.terminal.live_view import LiveView
 from tfdist.launch.terminal.output import Terminal, last_lines
 from tfdist.messages import without_secrets
-from tfdist.strategies.evaluator.folder import VARIABLE, EvaluationFolder
+from tfdist.strategies.evaluator.folder import LAUNCH_VARIABLE, VARIABLE, EvaluationFolder
 
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
@@ -230,7 +231,7 @@ def _with_evaluation_folder(plan: Plan, files: JobFiles) -> Plan:
         folder.forget_training()
     except OSError as error:
         raise UsageError(f"{folder.base}: the chief and the evaluators cannot use this folder: {error}") from error
-    environment = {**plan.job.environment, VARIABLE: path}
+    environment = {**plan.job.environment, VARIABLE: path, LAUNCH_VARIABLE: uuid.uuid4().hex}
     return dataclasses.replace(plan, job=dataclasses.replace(plan.job, environment=environment))
 
 

@@ -25,6 +25,9 @@ from tfdist.strategies.checkpoint import folder_lock
 
 VARIABLE = "TFDIST_EVALUATOR_DIR"
 
+LAUNCH_VARIABLE = "TFDIST_LAUNCH"
+"""A name of the launch, which the launcher gives to all tasks: a training that finished under it is no earlier one."""
+
 KEEP = 5
 """Checkpoints that the chief keeps, over all calls of `fit`: the default of `tf.train.CheckpointManager` and Estimators."""
 
@@ -109,7 +112,7 @@ class EvaluationFolder:
 
     def write_training(self, content: dict[str, Any]) -> None:
         """Writes a dict of the present `job`, the present `run` of the chief's program and its `status`."""
-        write_json(self._training, content)
+        write_json(self._training, {**content, "launch": os.environ.get(LAUNCH_VARIABLE)})
 
     def touch_training(self) -> None:
         """Shows that the run goes on."""

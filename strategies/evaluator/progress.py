@@ -1,5 +1,6 @@
 """Where the evaluator and the training stand: what is evaluated, kept over restarts, and what the chief has written."""
 
+import os
 import shutil
 import time
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from tfdist.strategies.evaluator.folder import (
     FAILED,
     FINISHED,
     KEEP,
+    LAUNCH_VARIABLE,
     VARIABLE,
     Checkpoint,
     EvaluationFolder,
@@ -116,8 +118,11 @@ class Training:
             self._is_alive = self._last is not None
             self._last, self._last_change = (run, touched), time.monotonic()
         over = status in (FINISHED, FAILED)
-        # A run whose end this evaluator has reached belongs to an earlier job; the chief of this job has not begun yet.
-        self.run = None if over and run == self._state.done else run
+        launch = os.environ.get(LAUNCH_VARIABLE)
+        is_of_this_launch = status == FINISHED and launch is not None and content.get("launch") == launch
+        # A run whose end this evaluator has reached belongs to an earlier job; the chief of this job has not begun yet. But an
+        # evaluator that is killed while it ends starts again in the job whose end it has reached.
+        self.run = None if over and run == self._state.done and not is_of_this_launch else run
         if self.run is None:
             return self._without_chief(status if run else None)
         state = self._folder.fit(fit) or {}

@@ -12,8 +12,8 @@ import tensorflow as tf
 from tfdist.cluster import Task
 from tfdist.strategies.checkpoint import data_position
 from tfdist.strategies.evaluator import checkpoint_evaluator, chief_callback
-from tfdist.strategies.evaluator.folder import EvaluationFolder
-from tfdist.strategies.evaluator.progress import Progress, Training
+from tfdist.strategies.evaluator.folder import LAUNCH_VARIABLE, EvaluationFolder
+from tfdist.strategies.evaluator.progress import Progress, Status, Training
 
 pytestmark = pytest.mark.slow
 
@@ -132,6 +132,21 @@ def test_the_launcher_forgets_the_status_of_a_run_that_failed_but_not_its_job(tm
     assert folder.training()[0]["job"] == job and evaluate(tmp_path, ends) == ([4.0, 9.0], 2.0)
     folder.forget_training()
     assert folder.training() is None
+
+
+def test_an_evaluator_that_is_killed_while_it_ends_does_not_wait_for_another_training(tmp_path, ends, monkeypatch):
+    def status():
+        state = Progress(tmp_path / "evaluator" / "state.json")
+        return Training(EvaluationFolder(tmp_path), state, start_timeout=1000.0).look(1)
+
+    monkeypatch.setenv(LAUNCH_VARIABLE, "first")
+    train(tmp_path, ends, [2.0])
+    assert evaluate(tmp_path, ends) == ([4.0], 2.0)
+    assert status() == Status(has_ended=True)
+    monkeypatch.setenv(LAUNCH_VARIABLE, "second")
+    assert status() == Status(), "the chief of the next launch has not begun"
+    monkeypatch.delenv(LAUNCH_VARIABLE)
+    assert status() == Status(), "nobody knows whether another training follows"
 
 
 def test_weights_that_the_chief_could_not_write_for_a_full_disk_are_an_error_that_names_it(tmp_path, ends, caplog):
