@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import logging
 import math
 import weakref
 from collections.abc import Callable, Iterator
@@ -29,13 +28,13 @@ from tfdist.strategies.keras_hooks import calls
 from tfdist.strategies.keras_hooks.calls import Call
 from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
-from tfdist.strategies.keras_hooks.interface import METRICS_LOST, KerasHooks, Logs
+from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
+from tfdist.strategies.keras_hooks.metric_values import assign_metric_values
 from tfdist.strategies.keras_hooks.replicas.reduction import sent_as
 from tfdist.strategies.keras_hooks.task_requests import TaskRequests
 from tfdist.strategies.keras_hooks.trainer import check_optimizer
 from tfdist.strategies.model_parallel.refusal import check_model
 
-_log = logging.getLogger("tfdist")
 
 
 class DataParallelHooks(KerasHooks):
@@ -259,15 +258,13 @@ class DataParallelHooks(KerasHooks):
 
     def set_metric_values(self, model: Any, values: list[Any]) -> bool:
         """See `KerasHooks`. The first replica takes the sums of all."""
-        variables = model.metrics_variables
-        if len(variables) != len(values):
-            _log.warning(METRICS_LOST, model.name)
-            return False
-        for variable, value in zip(variables, values, strict=True):
+
+        def assign(variable: Any, value: Any) -> None:
             local = self._strategy.experimental_local_results(variable.value)
             for index, replica in zip(self.layout.local, local, strict=False):
                 replica.assign(np.zeros_like(value) if _is_sum(variable) and index > 0 else value)
-        return True
+
+        return assign_metric_values(model, values, assign)
 
 
 def _is_sum(variable: Any) -> bool:

@@ -18,10 +18,6 @@ if TYPE_CHECKING:  # `calls` imports this file.
 Logs = Any
 """A dict of floats, or whatever a user's own `train_step` returns."""
 
-METRICS_LOST = "the metrics of this epoch of %s count only what follows the restart"
-"""A warning, with the name of the model: its metrics have not the variables that a backup has values for."""
-
-
 METRICS_NOT_ZERO = (
     "the metric variable %s is not 0 when an epoch begins, and workers count from 0, so the logs lack its value; let it start "
     "from 0, and add the number in result()"
