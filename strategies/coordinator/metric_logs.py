@@ -22,7 +22,7 @@ from tfdist.strategies.coordinator.read_logs import ReadLogs, with_value
 from tfdist.strategies.keras_hooks import step_logs
 from tfdist.strategies.keras_hooks.checks.metric_trial import leaves
 from tfdist.strategies.keras_hooks.derived_logs import LogFunction, derived_logs
-from tfdist.strategies.keras_hooks.interface import METRICS_NOT_ZERO, Logs
+from tfdist.strategies.keras_hooks.interface import Logs
 from tfdist.strategies.keras_hooks.metric_values import assign_metric_values
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.private_api import StatelessScope
@@ -243,7 +243,11 @@ class MetricLogs:
         named = [each.path for each in listed if np.any(each._value.numpy())]
         if named:
             self._has_value = True
-            _log.warning(METRICS_NOT_ZERO, named[0])
+            _log.warning(
+                "the metric variable %s is not 0 when an epoch begins, and workers count from 0, so the logs lack its value; let "
+                "it start from 0, and add the number in result()",
+                named[0],
+            )
 
     def add(self, execution: Execution, rows: Any) -> list[Any]:
         """Adds what a group has returned.

@@ -36,7 +36,6 @@ from tfdist.strategies.keras_hooks.trainer import check_optimizer
 from tfdist.strategies.model_parallel.refusal import check_model
 
 
-
 class DataParallelHooks(KerasHooks):
     """Gives every replica its shard of each batch, and every task the whole outputs and logs.
 

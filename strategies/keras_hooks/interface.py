@@ -18,12 +18,6 @@ if TYPE_CHECKING:  # `calls` imports this file.
 Logs = Any
 """A dict of floats, or whatever a user's own `train_step` returns."""
 
-METRICS_NOT_ZERO = (
-    "the metric variable %s is not 0 when an epoch begins, and workers count from 0, so the logs lack its value; let it start "
-    "from 0, and add the number in result()"
-)
-"""A warning, with the path of the variable."""
-
 
 class KerasHooks(abc.ABC):
     """The interface between Keras' loop and a strategy, which holds one as `tfdist_hooks`.
