@@ -244,8 +244,8 @@ class MetricLogs:
         if named:
             self._has_value = True
             _log.warning(
-                "the metric variable %s is not 0 when an epoch begins, and workers count from 0, so the logs lack its value; let "
-                "it start from 0, and add the number in result()",
+                "the metric variable %s is not 0 when an epoch begins, and workers count from 0, so the logs lack its value; "
+                "let it start from 0, and add the number in result()",
                 named[0],
             )
 
