@@ -30,7 +30,6 @@ from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInput, next
 from tfdist.strategies.runtime import chief_device
 
 
-
 @dataclass(frozen=True)
 class _Functions:
     """The functions for batches that look alike.
