@@ -2,7 +2,7 @@
 
     python benchmarks/goodput.py                                       # everything: 45 minutes
     python benchmarks/goodput.py --strategy hogwild --every 15 --minutes 30
-    python benchmarks/goodput.py --strategy multi_worker_mirrored --workers 2 --every 0 --every 60 --minutes 5 --rounds 6
+    python benchmarks/goodput.py --strategy multi_worker_mirrored --workers 2 --every 60 --minutes 30 --alternate
 
 It says every half minute how far it is, and writes the rows of a run when that has ended. Each run begins anew; without faults
 it takes as long as `--minutes` says, with faults longer.
@@ -11,10 +11,10 @@ Each run is a job of its own on this machine, with 3 workers or as many as `--wo
 asleep, as on a device of its own, so that a worker that is away costs its share. Every N seconds a random worker gets SIGKILL
 (`--fail_at random`, with a seed). Goodput is the number of different steps per second, from the first step to the last, in per
 cent of that without faults: of the runs right before and right after, else of the last one, because machines change with the
-hours. On a machine that changes within minutes, `--rounds` makes runs with and without faults in turn, and a row is the sum of
-its rounds. "Faults took" is the part of the time of restarts and of steps made twice, if all workers make each step together.
-Every run is accounted for exactly, or its row says what is missing: each epoch counts each example once, and the optimizer
-counts the updates.
+hours. They change within minutes, too: with `--alternate`, every second stretch of 2400 steps of one job has faults, and the
+others are those without. "Faults took" is the part of the time of restarts and of steps made twice, if all workers make each
+step together. Every run is accounted for exactly, or its row says what is missing: each epoch counts each example once, and the
+optimizer counts the updates.
 
 Memory, threads, descriptors, listening ports and temporary files are those of the tasks that are never killed, as medians over
 an early and a late part of the run. Results go to `goodput.jsonl`, and from there into `goodput.md`.
@@ -23,6 +23,7 @@ an early and a late part of the run. Results go to `goodput.jsonl`, and from the
 import itertools
 import json
 import os
+import random
 import signal
 import statistics
 import subprocess
@@ -38,7 +39,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_multi_string("strategy", [], "Strategies; default: all.")
 flags.DEFINE_multi_integer("every", [], "Seconds between two faults, 0 for none; default: 0, 60 and 15.")
 flags.DEFINE_float("minutes", 4.0, "Length of the training at the speed without faults.")
-flags.DEFINE_integer("rounds", 1, "Times that the runs of a strategy are made, in turn.")
+flags.DEFINE_bool("alternate", False, "Compare stretches of one job, with and without faults; for multi_worker_mirrored.")
 flags.DEFINE_integer("workers", 3, "Workers of a job.")
 flags.DEFINE_integer("seed", 1, "Seed of the faults.")
 
@@ -47,6 +48,12 @@ RESULTS, TABLE = HERE / "goodput.jsonl", HERE / "goodput.md"
 STEP_SECONDS, BATCH, EPOCH = 0.1, 8, 120
 PAUSE_SECONDS = 0.8
 """A step that takes so long is one after a restart."""
+
+STRETCH = 20 * EPOCH
+"""Steps of a stretch with faults, or of one without."""
+
+USUAL_SECONDS = 0.12
+"""A step takes about so long, to know how many steps are between two faults."""
 
 SAY_SECONDS = 30.0
 NEAR_SECONDS = 3600.0
@@ -181,17 +188,53 @@ def part_of_faults(steps: list[tuple[float, int]]) -> float:
     return sum(seconds + again * usual for seconds, again in pauses) / (steps[-1][0] - steps[0][0])
 
 
-def run(strategy: str, workers: int, every: int, minutes: float, seed: int) -> dict[str, object]:
-    """Makes one run; returns what was measured."""
+def alternating(total: int, every: int, workers: int, seed: int) -> list[str]:
+    """Returns the faults of a job in which every second stretch has some, as values of `--fail_at`."""
+    generator, between = random.Random(seed), round(every / USUAL_SECONDS)
+    begins = range(STRETCH, total, 2 * STRETCH)
+    steps = [begin + after for begin in begins for after in range(between // 2, STRETCH, between)]
+    return [f"worker:{generator.randrange(workers)},step={step}" for step in steps]
+
+
+def stretches(steps: list[tuple[float, int]]) -> list[list[tuple[float, int]]]:
+    """Returns the steps of each whole stretch, with the first step of the next one as its end."""
+    first: dict[int, int] = {}
+    for place, (_, number) in enumerate(steps):
+        first.setdefault(number, place)
+    bounds = [first[begin] for begin in range(0, max(first) + 1, STRETCH)]
+    return [steps[begin : end + 1] for begin, end in itertools.pairwise(bounds)]
+
+
+def compared(row: dict[str, Any], steps: list[tuple[float, int]]) -> list[dict[str, Any]]:
+    """Returns two rows for a job that alternates: its stretches without faults, and those with faults."""
+    rows = []
+    for with_faults in (0, 1):
+        own = stretches(steps)[with_faults::2]
+        seconds = [part[-1][0] - part[0][0] for part in own]
+        measured: dict[str, Any] = {"seconds": sum(seconds), "steps": STRETCH * len(own), "updates": STRETCH * len(own)}
+        measured |= {"expected": measured["steps"], "repeated": sum(len(part) - 1 - STRETCH for part in own)}
+        measured |= {"speed": measured["steps"] / sum(seconds), "speeds": [STRETCH / each for each in seconds]}
+        took = sum(part_of_faults(part) * each for part, each in zip(own, seconds, strict=True)) / sum(seconds)
+        others = {"faults_took": took} if with_faults else {"faults_took": 0.0, "faults": 0, "every": 0, "usage": {}}
+        rows.append(row | measured | others)
+    return rows
+
+
+def run(strategy: str, workers: int, every: int, minutes: float, seed: int, alternates: bool = False) -> list[dict[str, Any]]:
+    """Makes one run; returns the rows of what was measured: one, or two if stretches with and without faults alternate."""
     together = 1 if strategy == "multi_worker_mirrored" else workers  # Steps at the same time.
     epochs = max(2, round(minutes * 60 * together / STEP_SECONDS / EPOCH))
+    if alternates:  # Whole pairs of stretches, and an epoch that ends the last one.
+        epochs = max(1, round(epochs * EPOCH / STRETCH / 2)) * 2 * STRETCH // EPOCH + 1
     total = epochs * EPOCH
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "tmp").mkdir()
         environment = os.environ | {"PYTHONPATH": str(HERE.parent), "TMPDIR": str(folder / "tmp")}
         command = [sys.executable, "-m", "tfdist", "run", *options(strategy, workers), "--log_dir", str(folder / "logs")]
-        command += ["--fail_at", f"random,every={every},of=worker,seed={seed}"] if every else []
+        faults = [f"random,every={every},of=worker,seed={seed}"] if every else []
+        faults = alternating(total - EPOCH, every, workers, seed) if alternates else faults
+        command += [word for fault in faults for word in ("--fail_at", fault)]
         with open(folder / "output", "wb") as output:
             job = subprocess.Popen(
                 [*command, str(Path(__file__).resolve()), "train", str(folder), str(epochs)],
@@ -229,7 +272,7 @@ def run(strategy: str, workers: int, every: int, minutes: float, seed: int) -> d
         counts = json.loads((folder / "counts").read_text()) if (folder / "counts").exists() else {}
     seconds = steps.all[-1][0] - steps.all[0][0] if steps.all else 0.0
     different = len(steps.numbers)
-    return {
+    row = {
         "strategy": strategy, "workers": workers, "every": every, "seed": seed, "begun": begun,
         "exit": job.returncode, "seconds": seconds,
         "faults": text.count("--fail_at sends"), "steps": different, "expected": total, "repeated": len(steps.all) - different,
@@ -237,20 +280,8 @@ def run(strategy: str, workers: int, every: int, minutes: float, seed: int) -> d
         "faults_took": part_of_faults(steps.all) if together == 1 and different > 1 else None,
         "usage": parts_of(samples), "cores": os.cpu_count(), **counts,
     }  # fmt: skip
-
-
-def sum_of(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns one row for all rounds of a run; what processes use is that of the last round."""
-    total = {name: sum(row[name] for row in rounds) for name in ("seconds", "faults", "steps", "expected", "repeated")}
-    total |= {name: sum(row.get(name, 0) for row in rounds) for name in ("updates", "epochs")}
-    total["speed"] = total["steps"] / total["seconds"] if total["seconds"] else 0.0
-    total["exit"] = max((row["exit"] for row in rounds), key=abs)
-    if all("wrong" in row for row in rounds):
-        total["wrong"] = [epoch for row in rounds for epoch in row["wrong"]]
-    if total["seconds"] and all(row["faults_took"] is not None for row in rounds):
-        total["faults_took"] = sum(row["faults_took"] * row["seconds"] for row in rounds) / total["seconds"]
-    speeds = {"speeds": [row["speed"] for row in rounds]} if len(rounds) > 1 else {}
-    return rounds[-1] | total | speeds | {"begun": rounds[0]["begun"], "seed": rounds[0]["seed"]}
+    is_exact = job.returncode == 0 and different == total == counts.get("updates")
+    return compared(row, steps.all) if alternates and is_exact else [row]
 
 
 def parts_of(samples: list[tuple[float, dict[str, dict[str, float]]]]) -> dict[str, dict[str, list[float]]]:
@@ -305,7 +336,8 @@ def write_table() -> None:
                              for what in ("MB", "threads", "descriptors", "ports")]  # fmt: skip
                     usages.append(f"| {kind} | {fault} | {name} | {' | '.join(cells)} |")
             files = each["usage"].get("files", {}).get("temporary files", [])
-            usages.append(f"| {kind} | {fault} | temporary files: {' → '.join(f'{value:g}' for value in files)} | | | | |")
+            if files:
+                usages.append(f"| {kind} | {fault} | temporary files: {' → '.join(f'{value:g}' for value in files)} | | | | |")
     text = TABLE.read_text()
     begin, end = "<!-- Written by goodput.py -->", "<!-- End of the tables -->"
     head, _, rest = text.partition(begin)
@@ -316,16 +348,14 @@ def write_table() -> None:
 def main(arguments):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for strategy in FLAGS.strategy or STRATEGIES:
-        kinds = FLAGS.every or (0, 60, 15)
-        rounds: dict[int, list[dict[str, Any]]] = {every: [] for every in kinds}
-        for number, every in itertools.product(range(FLAGS.rounds), kinds):
-            row = run(strategy, FLAGS.workers, every, FLAGS.minutes, FLAGS.seed + number)
-            print(json.dumps(row), flush=True)
-            rounds[every].append(row)
-            if number == FLAGS.rounds - 1:
-                with open(RESULTS, "a") as file:
-                    file.write(json.dumps(sum_of(rounds[every])) + "\n")
-                write_table()
+        for every in FLAGS.every or (0, 60, 15):
+            alternates = FLAGS.alternate and every > 0
+            rows = run(strategy, FLAGS.workers, every, FLAGS.minutes, FLAGS.seed, alternates)
+            lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+            print(lines, end="", flush=True)
+            with open(RESULTS, "a") as file:
+                file.write(lines)
+            write_table()
 
 
 if __name__ == "__main__":
