@@ -9,7 +9,7 @@ import dataclasses
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,11 @@ class Task:
     def name(self) -> str:
         """`job:index`, for messages and log prefixes."""
         return f"{self.job}:{self.index}"
+
+    @property
+    def machine(self) -> str:
+        """Its host as tasks on one machine have it in common: in lower case, because host names ignore case."""
+        return (self.host or "localhost").lower()
 
     @property
     def log_name(self) -> str:
@@ -128,9 +133,9 @@ class Cluster:
         tasks = tuple(sorted(self.tasks, key=lambda task: (order[task.job], task.index)))
         object.__setattr__(self, "tasks", tasks)
         if not self.worker_groups or self._is_one_group_of_hogwild():
-            object.__setattr__(self, "worker_groups", self._default_worker_groups())
+            object.__setattr__(self, "worker_groups", self.default_worker_groups)
         if not self.server_groups:
-            object.__setattr__(self, "server_groups", self._default_server_groups())
+            object.__setattr__(self, "server_groups", self.default_server_groups)
         _check(self)
 
     def job(self, name: str) -> tuple[Task, ...]:
@@ -146,6 +151,22 @@ class Cluster:
     def parameter_tasks(self) -> tuple[Task, ...]:
         """The tasks that hold the parameters where a chief coordinates workers: the ps, or without ps the workers."""
         return self.job("ps") or self.job("worker")
+
+    @property
+    def default_worker_groups(self) -> Groups:
+        """The worker groups that these tasks have if the description puts them into none."""
+        workers = self.job("worker")
+        if not workers:
+            return ()
+        if not self.job("ps") and self.strategy != "hogwild":
+            return (tuple(range(sum(task.slots for task in workers))),)
+        return tuple(_runs(task.slots for task in workers))
+
+    @property
+    def default_server_groups(self) -> Groups:
+        """The server groups that these tasks have if the description puts them into none."""
+        servers = sum(task.slots for task in self.job("ps"))
+        return (tuple(range(servers)),) if servers else ()
 
     @property
     def group_tasks(self) -> tuple[tuple[Task, ...], ...]:
@@ -225,23 +246,22 @@ class Cluster:
         """
         if all(task.host is not None and task.port is not None for task in self.tasks):
             return self
-        taken = {((task.host or "localhost").lower(), task.port) for task in self.tasks if task.port is not None}
+        taken = {(task.machine, task.port) for task in self.tasks if task.port is not None}
         following: dict[str, int] = {}
         done: list[Task] = []
         for job in ("chief", "ps", "worker", "evaluator"):
             for task in self.job(job):
-                host, port = task.host or "localhost", task.port
+                port = task.port
                 if port is None:
-                    name = host.lower()  # Host names ignore case, as in _check_addresses.
-                    port = following.get(name, start_port)
-                    while (name, port) in taken:
+                    port = following.get(task.machine, start_port)
+                    while (task.machine, port) in taken:
                         port += 1
-                    following[name] = port + 1
+                    following[task.machine] = port + 1
                     if port > 65535:
                         raise self.source.error(
                             f"{task.name} would get port {port}; start_port {start_port} leaves too few ports below 65536"
                         )
-                done.append(dataclasses.replace(task, host=host, port=port))
+                done.append(dataclasses.replace(task, host=task.host or "localhost", port=port))
         return dataclasses.replace(self, tasks=tuple(done))
 
     def with_chief(self) -> "Cluster":
@@ -254,21 +274,9 @@ class Cluster:
         chief = Task("chief", 0, host=self.job("worker")[0].host)
         return dataclasses.replace(self, tasks=(chief, *self.tasks))
 
-    def _default_worker_groups(self) -> Groups:
-        workers = self.job("worker")
-        if not workers:
-            return ()
-        if not self.job("ps") and self.strategy != "hogwild":
-            return (tuple(range(sum(task.slots for task in workers))),)
-        return tuple(_runs(task.slots for task in workers))
-
     def _is_one_group_of_hogwild(self) -> bool:
         """Returns whether the one group is that of an all-reduce: hogwild was forced afterwards."""
         return self.strategy == "hogwild" and not self.job("ps") and len(self.worker_groups) == 1
-
-    def _default_server_groups(self) -> Groups:
-        servers = sum(task.slots for task in self.job("ps"))
-        return (tuple(range(servers)),) if servers else ()
 
     def _extension(self) -> dict[str, Any]:
         extension: dict[str, Any] = {}
@@ -276,9 +284,9 @@ class Cluster:
             slots = [[task.slots, task.gpus] for task in self.job(job)]
             if any(pair != [1, 0] for pair in slots):
                 extension.setdefault("slots", {})[job] = slots
-        if self.worker_groups != self._default_worker_groups():
+        if self.worker_groups != self.default_worker_groups:
             extension["worker_groups"] = [list(group) for group in self.worker_groups]
-        if self.server_groups != self._default_server_groups():
+        if self.server_groups != self.default_server_groups:
             extension["server_groups"] = [list(group) for group in self.server_groups]
         for entry in dataclasses.fields(self):
             if entry.name in _FURTHER:
@@ -295,7 +303,7 @@ class Cluster:
         return extension
 
 
-def _runs(lengths: Iterator[int] | Any) -> Iterator[tuple[int, ...]]:
+def _runs(lengths: Iterable[int]) -> Iterator[tuple[int, ...]]:
     start = 0
     for length in lengths:
         yield tuple(range(start, start + length))
@@ -340,18 +348,18 @@ def _check(cluster: Cluster) -> None:
     _check_groups(cluster, "server group", cluster.server_groups, "ps")
 
 
-def _check_groups(cluster: Cluster, what: str, groups: Groups, job: str) -> None:
+def _check_groups(cluster: Cluster, kind: str, groups: Groups, job: str) -> None:
     ranks = sorted(rank for group in groups for rank in group)
     expected = sum(task.slots for task in cluster.job(job))
     if ranks != list(range(expected)) or not all(groups):
-        raise cluster.source.error(f"the {what}s do not hold each of the {expected} {job} ranks exactly once")
+        raise cluster.source.error(f"the {kind}s do not hold each of the {expected} {job} ranks exactly once")
 
 
 def _check_addresses(cluster: Cluster) -> None:
     held: dict[tuple[str, int], Task] = {}
     for task in cluster.tasks:
         if task.host is not None and task.port is not None:
-            other = held.setdefault((task.host.lower(), task.port), task)
+            other = held.setdefault((task.machine, task.port), task)
             if other is not task:
                 raise cluster.source.error(f"{other.name} and {task.name} have the same address {task.address}")
 

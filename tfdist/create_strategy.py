@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tfdist.choice import Choice, choose, prepared
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import description
-from tfdist.flags import cluster_from_flags, is_flag_values, with_flags
+from tfdist.flags import (
+    DEFAULT_RENDEZVOUS_TIMEOUT,
+    DEFAULT_START_TIMEOUT,
+    cluster_from_flags,
+    is_flag_values,
+    with_flags,
+)
 from tfdist.process_cluster import Rendezvous, is_measured, resolve_cluster, set_current_cluster
 from tfdist.rank_info import RankInfo
 from tfdist.synchronization import Synchronization
@@ -29,8 +35,6 @@ from tfdist.synchronization import Synchronization
 if TYPE_CHECKING:
     import tensorflow as tf
 
-DEFAULT_START_TIMEOUT = 300.0
-DEFAULT_RENDEZVOUS_TIMEOUT = 300.0
 START_VARIABLE = "TFDIST_START_TIMEOUT"
 """The seconds of `tfdist run --start_timeout`, where they are more than usual: its tasks wait as long for each other."""
 LONGEST_TIMEOUT = 1e8

@@ -70,15 +70,15 @@ class Plan:
 
     def warnings(self) -> list[str]:
         """Returns sentences about GPUs that stay unused or that several tasks share."""
-        found = []
+        said = []
         if self.unused:
             names = ", ".join(self.unused)
-            found.append(f"no task uses GPU {names}; describe more tasks or slots, or give each task more (--gpus_per_task)")
+            said.append(f"no task uses GPU {names}; describe more tasks or slots, or give each task more (--gpus_per_task)")
         sharing = [name for name, share in self.shares.items() if share.shared]
         if sharing:
             names = ", ".join(sharing)
-            found.append(f"{names} share {len(self.visible)} GPUs, whose memory each takes as it needs it")
-        return found
+            said.append(f"{names} share {len(self.visible)} GPUs, whose memory each takes as it needs it")
+        return said
 
 
 def visible(installed: Installed, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -94,13 +94,13 @@ def visible(installed: Installed, environ: Mapping[str, str]) -> tuple[str, ...]
     value = next((environ[name] for name in (installed.variable, "CUDA_VISIBLE_DEVICES") if name in environ), None)
     if value is None:
         return gpus
-    found: list[str] = []
+    ids: list[str] = []
     for word in (word.strip() for word in value.split(",")):
         named = word.startswith(("GPU-", "MIG-")) and bool(gpus)
-        if word in found or not (named or word in gpus or (word.isdecimal() and int(word) < len(gpus))):
+        if word in ids or not (named or word in gpus or (word.isdecimal() and int(word) < len(gpus))):
             break
-        found.append(word)
-    return tuple(found)
+        ids.append(word)
+    return tuple(ids)
 
 
 def computes(task: Task, strategy: str) -> bool:
@@ -156,7 +156,7 @@ def with_gpus_per_task(cluster: Cluster, strategy: str, number: int) -> Cluster:
     )
     groups = cluster.worker_groups
     if any(old.slots != new.slots for old, new in zip(cluster.tasks, tasks, strict=True)):
-        if dataclasses.replace(cluster, worker_groups=()).worker_groups != groups:
+        if groups != cluster.default_worker_groups:
             raise cluster.source.error(
                 "the description puts slots into worker groups, so their number cannot change; describe them with these GPUs",
                 field="--gpus_per_task",
@@ -200,8 +200,7 @@ def threads(cores: int, computing: int) -> dict[str, str]:
 
 
 def _on_host_of(task: Task, cluster: Cluster) -> list[Task]:
-    host = (task.host or "localhost").lower()
-    return [each for each in cluster.tasks if (each.host or "localhost").lower() == host]
+    return [other for other in cluster.tasks if other.machine == task.machine]
 
 
 def _wanted(task: Task, strategy: str, per_task: int | None) -> int | None:

@@ -43,6 +43,9 @@ HOGWILD_FLAGS = {
 """Hogwild's flags: `sync_period` and the fields of `Synchronization`. `synchronization_weights` is the field `weights`."""
 
 
+DEFAULT_START_TIMEOUT = 300.0
+DEFAULT_RENDEZVOUS_TIMEOUT = 300.0
+
 PARTITION_FLAGS = {
     "partition": "Variables that are sharded over the devices of each task, and their axes: "
     "'dense.*/kernel=columns,embeddings=rows'. Patterns are regular expressions for the end of a path; an axis is columns, "
@@ -85,14 +88,14 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_string("job_dir", None, "Folder for the output of the job; the launcher passes it to the program.", **define)
     flags.DEFINE_float(
         "start_timeout",
-        300.0,
+        DEFAULT_START_TIMEOUT,
         "Seconds to wait for the tasks of the cluster to come up.",
         lower_bound=0.0,
         **define,
     )
     flags.DEFINE_float(
         "rendezvous_timeout",
-        300.0,
+        DEFAULT_RENDEZVOUS_TIMEOUT,
         "Seconds to wait for the other ranks if the description gives ranks but no addresses.",
         lower_bound=0.0,
         **define,
@@ -193,7 +196,7 @@ def _with_partition_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cl
         dataclasses.replace(task, slots=devices // spanned) if task.job in jobs and task.slots == 1 and devices else task
         for task in cluster.tasks
     )
-    if tasks == cluster.tasks or dataclasses.replace(cluster, worker_groups=()).worker_groups != cluster.worker_groups:
+    if tasks == cluster.tasks or cluster.worker_groups != cluster.default_worker_groups:
         return cluster  # `choose` refuses slots that do not suffice.
     return dataclasses.replace(cluster, tasks=tasks, worker_groups=())
 

@@ -73,8 +73,8 @@ def find_gpus(root: Path, nvidia_smi: Callable[[], str | None]) -> Installed:
             properties = (node / "properties").read_text(encoding="ascii", errors="replace")
         except OSError:
             continue  # A GPU that this container may not use.
-        found = re.search(r"^simd_count (\d+)$", properties, re.MULTILINE)
-        number += found is not None and int(found[1]) > 0  # Processors are nodes, too, without SIMD units.
+        match = re.search(r"^simd_count (\d+)$", properties, re.MULTILINE)
+        number += match is not None and int(match[1]) > 0  # Processors are nodes, too, without SIMD units.
     return Installed(_numbered(number), "HIP_VISIBLE_DEVICES") if number else Installed()
 
 
@@ -99,10 +99,10 @@ def _listed(text: str) -> tuple[str, ...]:
     """Returns the ids in the output of `nvidia-smi -L`: the number of each GPU, or the UUIDs of its parts (MIG)."""
     ids: list[list[str]] = []
     for line in text.splitlines():
-        if found := re.match(r"GPU (\d+):", line):
-            ids.append([found[1]])
-        elif ids and (found := re.match(r"\s+MIG .*UUID: (MIG-[^)\s]+)\)", line)):
-            ids[-1].append(found[1])
+        if match := re.match(r"GPU (\d+):", line):
+            ids.append([match[1]])
+        elif ids and (match := re.match(r"\s+MIG .*UUID: (MIG-[^)\s]+)\)", line)):
+            ids[-1].append(match[1])
     return tuple(entry for gpu, *parts in ids for entry in parts or [gpu])
 
 

@@ -95,7 +95,7 @@ def parsed_layouts(text: str) -> tuple[tuple[str, int | None], ...]:
     Raises:
         ValueError: with the end of a sentence.
     """
-    found: list[tuple[str, int | None]] = []
+    layouts: list[tuple[str, int | None]] = []
     for word in _at_commas(text):
         pattern, equals, axis = word.strip().rpartition("=")
         if not equals:
@@ -105,8 +105,8 @@ def parsed_layouts(text: str) -> tuple[tuple[str, int | None], ...]:
         number = parsed_axis(axis.strip())
         if fault := layout_fault(pattern.strip(), number):
             raise ValueError(fault)
-        found.append((pattern.strip(), number))
-    return tuple(found)
+        layouts.append((pattern.strip(), number))
+    return tuple(layouts)
 
 
 def layout_fault(pattern: object, axis: object) -> str | None:

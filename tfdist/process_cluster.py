@@ -175,10 +175,8 @@ def _groups(job: str, tasks: tuple[Task, ...], described: Cluster, launched: Clu
 def _unusual(job: str, cluster: Cluster) -> Groups:
     """Returns the groups of the workers or ps of a cluster; empty if they are those that a description without groups has."""
     if job == "worker":
-        groups, usual = cluster.worker_groups, dataclasses.replace(cluster, worker_groups=()).worker_groups
-    else:
-        groups, usual = cluster.server_groups, dataclasses.replace(cluster, server_groups=()).server_groups
-    return () if groups == usual else groups
+        return () if cluster.worker_groups == cluster.default_worker_groups else cluster.worker_groups
+    return () if cluster.server_groups == cluster.default_server_groups else cluster.server_groups
 
 
 def _with_launched_processes(described: Cluster, launched: Cluster) -> Cluster:

@@ -114,7 +114,7 @@ def _ranked_tasks(cluster: Cluster) -> tuple[Task, ...]:
 
 def _ranked_on_host_of(task: Task, cluster: Cluster) -> tuple[Task, ...]:
     """Returns the tasks with a rank on the host of `task`, by rank."""
-    return tuple(other for other in _ranked_tasks(cluster) if _host(other) == _host(task))
+    return tuple(other for other in _ranked_tasks(cluster) if other.machine == task.machine)
 
 
 def _ranked_across_hosts(task: Task, cluster: Cluster) -> tuple[Task, ...]:
@@ -123,14 +123,10 @@ def _ranked_across_hosts(task: Task, cluster: Cluster) -> tuple[Task, ...]:
     ranks_on_host: Counter[str] = Counter()
     across = []
     for other in _ranked_tasks(cluster):
-        if ranks_on_host[_host(other)] == local_rank:
+        if ranks_on_host[other.machine] == local_rank:
             across.append(other)
-        ranks_on_host[_host(other)] += 1
+        ranks_on_host[other.machine] += 1
     return tuple(across)
-
-
-def _host(task: Task) -> str:
-    return (task.host or "localhost").lower()
 
 
 def _position(task: Task, tasks: tuple[Task, ...]) -> int | None:

@@ -247,19 +247,19 @@ class Synchronization:
 
     def warnings(self, worker_groups: int) -> list[str]:
         """Returns a sentence for each choice that is allowed but probably a mistake, with so many worker groups."""
-        found = []
+        sentences = []
         if self.outer == "sum" and worker_groups > 1:
-            found.append(
+            sentences.append(
                 f"outer sum adds the progress of {worker_groups} worker groups, as SINGA was released: in "
                 f"effect {worker_groups} times the learning rate, with which training may "
                 "diverge; use outer average, or a smaller rate"
             )
         if self.outer == "elastic" and self.elastic_rate is not None and worker_groups * self.elastic_rate > 1:
-            found.append(
+            sentences.append(
                 f"elastic_rate {self.elastic_rate} times {worker_groups} worker groups is above 1; the global parameters may "
                 f"oscillate, {0.9 / worker_groups:.3g} is the usual rate"
             )
-        return found
+        return sentences
 
 
 DEFAULTS: dict[str, Any] = {entry.name: entry.default for entry in dataclasses.fields(Synchronization)}

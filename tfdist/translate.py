@@ -49,7 +49,8 @@ OTHER_OUTPUTS = {
 
 def outputs() -> dict[str, Callable[..., str]]:
     """Returns the functions that write a cluster, by the name that `--to` takes."""
-    return {**{name: _writes(writer) for name, writer in writers().items()}, **{name: _drawn(name) for name in OTHER_OUTPUTS}}
+    drawings = {name: _draws(name) for name in OTHER_OUTPUTS if name != "cluster_spec"}
+    return {name: _writes(writer) for name, writer in writers().items()} | {"cluster_spec": _cluster_spec} | drawings
 
 
 def options() -> dict[str, str]:
@@ -173,13 +174,13 @@ def _writes(writer: Writer) -> Callable[..., str]:
     return write
 
 
-def _drawn(name: str) -> Callable[..., str]:
+def _draws(name: str) -> Callable[..., str]:
     def write(cluster: Cluster) -> str:
         from tfdist.pictures import PICTURES  # Not needed for most outputs.
 
         return PICTURES[name](cluster)
 
-    return _cluster_spec if name == "cluster_spec" else write
+    return write
 
 
 def _not_addresses(cluster: Cluster) -> Iterator[str]:

@@ -47,10 +47,10 @@ def load(built_in: Sequence[Backend]) -> list[Backend]:
     Args:
         built_in: back ends whose names are taken.
     """
-    found: list[Backend] = []
-    for backend, _ in entry_points.loaded(GROUP, "back end", lambda backend: _fault(backend, [*built_in, *found])):
-        found.append(backend)
-    return found
+    others: list[Backend] = []
+    for backend, _ in entry_points.loaded(GROUP, "back end", lambda backend: _fault(backend, [*built_in, *others])):
+        others.append(backend)
+    return others
 
 
 def _fault(backend: object, others: Sequence[Backend]) -> str | None:

@@ -146,12 +146,12 @@ class Batch:
 
     def status(self, job_id: str) -> JobStatus:
         """See `Detached`."""
-        found = _show(job_id)
-        state, reason = found["JobState"], found.get("Reason", "None")
-        code, _, number = found.get("ExitCode", "0:0").partition(":")
+        fields = _show(job_id)
+        state, reason = fields["JobState"], fields.get("Reason", "None")
+        code, _, number = fields.get("ExitCode", "0:0").partition(":")
         exit_code = 128 + int(number) if int(number) else int(code)
-        nodes = found.get("NodeList", "")
-        written = _written(job_id, found)
+        nodes = fields.get("NodeList", "")
+        written = _written(job_id, fields)
         tasks, progress = written.tasks, written.progress
         if state in _QUEUED:
             return JobStatus(State.QUEUED, reason=f"Slurm says {state}, {reason}")
@@ -267,9 +267,9 @@ def _state_name(job_id: str) -> str:
     return f"tfdist-{job_id}.state.json"
 
 
-def _written(job_id: str, found: dict[str, str]) -> JobStatus:
+def _written(job_id: str, fields: dict[str, str]) -> JobStatus:
     """Returns the status that the launcher in the batch job has written; without tasks if it has not."""
-    return job_status.read(Path(found.get("WorkDir", ""), _state_name(job_id))) or JobStatus(State.STARTING)
+    return job_status.read(Path(fields.get("WorkDir", ""), _state_name(job_id))) or JobStatus(State.STARTING)
 
 
 def _show(job_id: str) -> dict[str, str]:

@@ -45,18 +45,18 @@ def _missing_module(name: str) -> str | None:
 
     Runs no code of packages, as `importlib.util.find_spec` would. A package that may change its `__path__` is believed.
     """
-    whole, parts = "", name.split(".")
+    module, parts = "", name.split(".")
     path: Sequence[str] | None = None
     while parts:
-        whole = f"{whole}.{parts.pop(0)}".lstrip(".")
+        module = f"{module}.{parts.pop(0)}".lstrip(".")
         finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
-        spec = next((found for finder in finders if (found := finder.find_spec(whole, path)) is not None), None)
+        spec = next((found for finder in finders if (found := finder.find_spec(module, path)) is not None), None)
         if spec is None:
-            return whole
+            return module
         path = spec.submodule_search_locations
         if path is None:
-            return f"{whole}.{parts[0]}" if parts else None
-        if isinstance(spec.loader, InspectLoader) and "__path__" in (spec.loader.get_source(whole) or ""):
+            return f"{module}.{parts[0]}" if parts else None
+        if isinstance(spec.loader, InspectLoader) and "__path__" in (spec.loader.get_source(module) or ""):
             return None
         parts = parts or ["__main__"]
     return None

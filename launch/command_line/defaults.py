@@ -45,7 +45,7 @@ def apply(values: flags.FlagValues, known: set[str], left_out: Callable[[], set[
     given = {name for name in known if values[name].present}
     if given & _DESCRIBE:
         given |= _DESCRIBE | override_flags().keys()
-    found = []
+    applied = []
     named = {_name(key, values, known, path): (key, value) for key, value in table.items()}
     for name, (key, value) in sorted(named.items(), key=lambda item: item[0] != "backend"):
         if name in given or name in left_out():
@@ -58,12 +58,12 @@ def apply(values: flags.FlagValues, known: set[str], left_out: Callable[[], set[
         flag.present += 1
         flag.using_default_value = False
         shown = f"--env={_names(flag.value or [])}" if name == "env" else without_secrets(flag.serialize().replace("\n", " "))
-        found.append((shown, path))
+        applied.append((shown, path))
     try:
         values.validate_all_flags()
     except flags.Error as error:
-        raise UsageError(f"{path}: {error}" if found else str(error)) from error
-    return found
+        raise UsageError(f"{path}: {error}" if applied else str(error)) from error
+    return applied
 
 
 def _table() -> tuple[str, Mapping[str, Any]]:

@@ -25,13 +25,13 @@ from absl import logging as _absl_logging  # noqa: F401  defines --log_dir
 from tfdist import strategies
 from tfdist.choice import Choice, choose, prepared
 from tfdist.cluster import Cluster
-from tfdist.create_strategy import DEFAULT_START_TIMEOUT, START_VARIABLE
+from tfdist.create_strategy import START_VARIABLE
 from tfdist.devices import with_gpus_per_task
 from tfdist.dialects.environment import CLUSTER_VARIABLE
 from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, MAX_TASKS
 from tfdist.dialects.registry import override_flags
 from tfdist.errors import ClusterError
-from tfdist.flags import cluster_from_flags, define_flags, describes, with_flags
+from tfdist.flags import DEFAULT_START_TIMEOUT, cluster_from_flags, define_flags, describes, with_flags
 from tfdist.launch import standard_streams
 from tfdist.launch.backends.interface import Attached, Backend, BackendError, Plan
 from tfdist.launch.backends.registry import backends, find
@@ -148,11 +148,11 @@ def _defaults() -> list[tuple[str, str]]:
     def of_other_backends() -> set[str]:
         return {name for backend in backends().values() if backend.name != FLAGS.backend for name in backend.options}
 
-    found = defaults.apply(FLAGS, known, of_other_backends)
-    if found and not FLAGS.dry_run:
-        words = " ".join(word for word, _ in found)
-        print(f"tfdist: {printable(words)}   (from {found[0][1]})", file=sys.stderr)
-    return found
+    applied = defaults.apply(FLAGS, known, of_other_backends)
+    if applied and not FLAGS.dry_run:
+        words = " ".join(word for word, _ in applied)
+        print(f"tfdist: {printable(words)}   (from {applied[0][1]})", file=sys.stderr)
+    return applied
 
 
 def _run(program: Program, like_a_flag: str | None) -> int:

@@ -74,12 +74,12 @@ _WIDTH = 126
 def topics(flag_values: flags.FlagValues) -> dict[str, list[str]]:
     """Returns the names of the launcher's flags by topic."""
     known = {flag.name for flag in flag_values.get_key_flags_for_module("tfdist.launch.commands.cli")}
-    found = {topic: [name for name in names if name in known] for topic, names in TOPICS.items()}
+    by_topic = {topic: [name for name in names if name in known] for topic, names in TOPICS.items()}
     for backend in backends().values():
-        found[f"Back end {backend.name}"] = list(backend.options)
-    left = known - {name for names in found.values() for name in names}
-    found["Further"] = sorted(left)
-    return {topic: names for topic, names in found.items() if names}
+        by_topic[f"Back end {backend.name}"] = list(backend.options)
+    left = known - {name for names in by_topic.values() for name in names}
+    by_topic["Further"] = sorted(left)
+    return {topic: names for topic, names in by_topic.items() if names}
 
 
 def help_text(flag_values: flags.FlagValues) -> str:

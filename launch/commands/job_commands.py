@@ -149,18 +149,18 @@ def _task_row(task: TaskStatus) -> list[str]:
 
 
 def _table(as_json: bool) -> int:
-    found = []
+    jobs = []
     for folder, job in JobFolder.all(left_out=print_error):
         try:
-            found.append((handle_of(str(job.get("backend", "local")), folder.id), job, folder.status()))
+            jobs.append((handle_of(str(job.get("backend", "local")), folder.id), job, folder.status()))
         except BackendError as error:
             print_error(error)
     if as_json:
-        print(json.dumps([{"handle": handle, **job, **status.as_json()} for handle, job, status in found], indent=2))
-    elif not found:
+        print(json.dumps([{"handle": handle, **job, **status.as_json()} for handle, job, status in jobs], indent=2))
+    elif not jobs:
         print("no jobs in the background; tfdist run --detach starts one")
     else:
-        for row in _columns([_job_row(*each) for each in found]):
+        for row in _columns([_job_row(*each) for each in jobs]):
             print(row)
     return 0
 

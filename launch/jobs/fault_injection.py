@@ -136,21 +136,21 @@ class FaultInjector:
         steps = _steps(report)
         if self._begin is None and steps > 0:
             self._begin = now
-            for each, _, next_at in self._random:
-                next_at[0] = now + (each.every or 0.0)
+            for fault, _, next_at in self._random:
+                next_at[0] = now + (fault.every or 0.0)
         if self._begin is not None:
             seconds = now - self._begin
-            for each in [each for each in self._pending if each.is_due(steps, seconds)]:
-                self._pending.remove(each)
-                self._fail(each, each.tasks, now, send, say)
-            for each, chance, next_at in self._random:
-                if each.every is not None and now >= next_at[0]:
+            for fault in [fault for fault in self._pending if fault.is_due(steps, seconds)]:
+                self._pending.remove(fault)
+                self._fail(fault, fault.tasks, now, send, say)
+            for fault, chance, next_at in self._random:
+                if fault.every is not None and now >= next_at[0]:
                     # Those that were due while nobody looked, as before a restart, do not happen all at once.
-                    next_at[0] = (now if now >= next_at[0] + each.every else next_at[0]) + each.every
-                    candidates = sorted(set(each.tasks) & set(alive) - {name for _, name in self._stopped})
+                    next_at[0] = (now if now >= next_at[0] + fault.every else next_at[0]) + fault.every
+                    candidates = sorted(set(fault.tasks) & set(alive) - {name for _, name in self._stopped})
                     if candidates:
-                        self._fail(each, (chance.choice(candidates),), now, send, say)
-        for stopped in [each for each in self._stopped if now >= each[0]]:
+                        self._fail(fault, (chance.choice(candidates),), now, send, say)
+        for stopped in [entry for entry in self._stopped if now >= entry[0]]:
             self._stopped.remove(stopped)
             send([stopped[1]], signal.SIGCONT)
 

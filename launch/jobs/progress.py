@@ -109,8 +109,8 @@ def forget(report: Path) -> None:
 
 def duration(seconds: float) -> str:
     """Returns `0:01:23`."""
-    whole = int(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+    full_seconds = int(seconds)
+    return f"{full_seconds // 3600}:{full_seconds // 60 % 60:02}:{full_seconds % 60:02}"
 
 
 def size(count: float) -> str:

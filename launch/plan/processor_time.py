@@ -43,8 +43,9 @@ class ProcessorTime:
 
     def between(self, name: str, begin: float, end: float) -> tuple[float, float]:
         """Returns the processor seconds of a task within a time, and the seconds for which its threads waited."""
-        found = self.samples.get(name, [])
-        return _at(found, end, "used") - _at(found, begin, "used"), _at(found, end, "waited") - _at(found, begin, "waited")
+        samples = self.samples.get(name, [])
+        used, waited = (_at(samples, end, field) - _at(samples, begin, field) for field in ("used", "waited"))
+        return used, waited
 
     def moved(self, name: str, begin: float, end: float) -> float:
         """Returns the bytes that a task has sent and received within a time; 0 if they are not known."""
@@ -52,14 +53,14 @@ class ProcessorTime:
         return max(0.0, _at(found, end, "moved") - _at(found, begin, "moved"))
 
 
-def _at(samples: list[Sample], moment: float, what: str) -> float:
+def _at(samples: list[Sample], moment: float, field: str) -> float:
     """Returns a value at a moment, interpolated between samples; at the ends that of the nearest."""
     if not samples:
         return 0.0
     after = next((number for number, sample in enumerate(samples) if sample.at >= moment), len(samples) - 1)
     before = max(0, after - 1)
     first, last = samples[before], samples[after]
-    begin, end = float(getattr(first, what)), float(getattr(last, what))
+    begin, end = float(getattr(first, field)), float(getattr(last, field))
     if last.at <= first.at:
         return end
     part = min(1.0, max(0.0, (moment - first.at) / (last.at - first.at)))

@@ -77,7 +77,7 @@ def with_room(cluster: Cluster, most: int) -> Cluster:
     workers = cluster.job("worker")
     if most < len(workers) or not workers:
         raise UsageError(f"--max_workers {most}: the description has {len(workers)} workers already ({cluster.describe()})")
-    if cluster.worker_groups != dataclasses.replace(cluster, worker_groups=()).worker_groups:
+    if cluster.worker_groups != cluster.default_worker_groups:
         raise UsageError("--max_workers: the description has worker groups of its own, to which no worker can be added")
     if most == len(workers):
         return cluster

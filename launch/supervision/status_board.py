@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from tfdist.cluster import Task
 from tfdist.launch.jobs.events import Event, Exited, Listening, Memory, Ready, Started, Stopped, Used
 from tfdist.launch.jobs.job import Job
 from tfdist.launch.jobs.job_status import JobStatus, State, TaskStatus
@@ -58,24 +59,24 @@ class StatusBoard:
 
     def add(self, event: Event) -> None:
         """Takes note of an event."""
-        if isinstance(event, Ready):
-            self._stopped.clear()
-            for task in event.cluster.tasks:
-                self._addresses[task.name] = task.address
-                if self._tasks[task.name].state == State.QUEUED:
-                    self._set(task.name, where=task.host or "")
-                    continue
-                state = State.STARTING if task.name in self._listeners else State.RUNNING
-                self._set(task.name, state=state, where=task.host or "", note=task.address)
-        elif isinstance(event, Memory):
+        if isinstance(event, Memory):
             self._set(event.task, memory=event.size)
             self._has_measured = True
-            return
         elif isinstance(event, Used):
             # A stopped task uses nothing; what it used before says nothing about what binds the others now.
             self._set(event.task, use=None if event.task in self._stopped else event.use)
             self._has_measured = True
-            return
+        elif self._changes(event):
+            if self._state == State.STARTING and all(task.state != State.STARTING for task in self._tasks.values()):
+                self._state = State.RUNNING
+            self._publish(self.status, False)
+
+    def _changes(self, event: Event) -> bool:
+        """Takes note of what is no measurement. Returns whether it has changed a state."""
+        if isinstance(event, Ready):
+            self._stopped.clear()
+            for task in event.cluster.tasks:
+                self._add_address(task)
         elif isinstance(event, Started):
             self._set(event.task, pid=event.pid)
         elif isinstance(event, Listening):
@@ -87,10 +88,16 @@ class StatusBoard:
             (self._stopped.discard if event.signal is None else self._stopped.add)(event.task)
             self._set(event.task, note=stopped, use=None)
         else:
-            return
-        if self._state == State.STARTING and all(task.state != State.STARTING for task in self._tasks.values()):
-            self._state = State.RUNNING
-        self._publish(self.status, False)
+            return False
+        return True
+
+    def _add_address(self, task: Task) -> None:
+        self._addresses[task.name] = task.address
+        if self._tasks[task.name].state == State.QUEUED:
+            self._set(task.name, where=task.host or "")
+        else:
+            state = State.STARTING if task.name in self._listeners else State.RUNNING
+            self._set(task.name, state=state, where=task.host or "", note=task.address)
 
     def set_aside(self, name: str) -> None:
         """Takes note of a task that does not run for now because it is not wanted."""

@@ -139,11 +139,11 @@ class JobView:
         bar.add_row(ProgressBar(total=1.0, completed=progress.fraction, width=width), text)
         return bar
 
-    def _line(self, what: RenderableType, columns: int) -> str:
-        return self._lines(what, columns)[0]
+    def _line(self, content: RenderableType, columns: int) -> str:
+        return self._lines(content, columns)[0]
 
-    def _lines(self, what: RenderableType, columns: int) -> list[str]:
-        """Returns the lines of `what`; without colors padded or cut to fit."""
+    def _lines(self, content: RenderableType, columns: int) -> list[str]:
+        """Returns the lines of `content`; without colors padded or cut to fit."""
         console = Console(
             file=io.StringIO(),
             width=columns,
@@ -158,7 +158,7 @@ class JobView:
             _environ={},
         )
         with console.capture() as capture:
-            console.print(what, no_wrap=True, overflow="ellipsis", crop=True)
+            console.print(content, no_wrap=True, overflow="ellipsis", crop=True)
         lines = capture.get().splitlines() or [""]
         return lines if self._colors else [_cut(line, columns) for line in lines]
 

@@ -212,19 +212,19 @@ class BackupFile:
         self._ended = progress.fit if progress.finished else None
         return progress
 
-    def find_end(self, number: int, found: Progress) -> str | None:
+    def find_end(self, number: int, saved: Progress) -> str | None:
         """Returns the path of a file with the weights at the end of call `number`; None if it is not kept.
 
         Every task of multi_worker_mirrored has to call it.
 
         Args:
             number: of a call that has returned.
-            found: the progress in the backup.
+            saved: the progress in the backup.
         """
-        if found.fit == number:
+        if saved.fit == number:
             return self._readable
         path = self._end(number)
-        if is_chief() and not _is_end(path, number, found):
+        if is_chief() and not _is_end(path, number, saved):
             path = f"{path}.none"
         target = path if self._copy is None else os.path.join(self._copy.name, os.path.basename(path))
         if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -300,12 +300,12 @@ def progress_in(path: str) -> Progress:
         ) from error
 
 
-def _is_end(path: str, number: int, found: Progress) -> bool:
-    """Returns whether a file is the end of call `number` of the training that `found` belongs to."""
+def _is_end(path: str, number: int, saved: Progress) -> bool:
+    """Returns whether a file is the end of call `number` of the training that `saved` belongs to."""
     if not os.path.exists(path) or _damage(path) is not None:
         return False
     progress = progress_in(path)
-    own, others = (json.dumps(each) for each in (progress.finished_fits, found.finished_fits[:number]))
+    own, others = (json.dumps(each) for each in (progress.finished_fits, saved.finished_fits[:number]))
     return progress.finished and progress.fit == number and own == others
 
 

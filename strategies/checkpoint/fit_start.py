@@ -63,10 +63,10 @@ class FitStart:
         """Returns what differs from `other`, which was before the restart, for a sentence; "" for nothing."""
         names = ("iterations", "trainable", "learning_rate")
         values = [(name, getattr(other, name), getattr(self, name)) for name in names]
-        found = [f"{name} was {before} and is {now}" for name, before, now in values if not _may_equal(before, now)]
+        changes = [f"{name} was {before} and is {now}" for name, before, now in values if not _may_equal(before, now)]
         if not _may_equal(self.data, other.data):
-            found.append("its data are others")
-        return ", ".join(found)
+            changes.append("its data are others")
+        return ", ".join(changes)
 
 
 def _may_equal(one: Any, other: Any) -> bool:

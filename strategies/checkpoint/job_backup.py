@@ -156,10 +156,10 @@ class _Backups:
             numbers = {int(match[1]) for path in self._paths() if (match := _NAME.search(path))}
             each = {number: BackupFile(model.distribute_strategy, self._base(number)).progress() for number in sorted(numbers)}
             self._saved_earlier = {number: progress for number, progress in each.items() if progress is not None}
-        found = {each: progress for each, progress in self._saved_earlier.items() if each >= number}
+        later = {each: progress for each, progress in self._saved_earlier.items() if each >= number}
         counted = (number, 0)
-        number, skipped = fit_start.find(start, number, {each: progress.starts for each, progress in found.items()})
-        if number not in found or len(found[number].starts) <= skipped:
+        number, skipped = fit_start.find(start, number, {each: progress.starts for each, progress in later.items()})
+        if number not in later or len(later[number].starts) <= skipped:
             return number, skipped, True
         if (number, skipped) != counted:
             _log.warning(
@@ -167,10 +167,10 @@ class _Backups:
                 "for fit %d in the backup %s",
                 *(model.name, skipped + 1, self._base(number)),
             )
-        difference = start.difference(found[number].starts[skipped])
+        difference = start.difference(later[number].starts[skipped])
         if not difference:
             return number, skipped, True
-        is_continued = not found[number].has_finished(skipped + 1)
+        is_continued = not later[number].has_finished(skipped + 1)
         continues = "continues, with the learning rate of the backup" if "learning_rate" in difference else "continues"
         _log.warning(
             "fit %d of %s differs from the one before the restart (%s), which %s: it %s",

@@ -64,13 +64,13 @@ class ModelBackup:
             before.fit + 1, call, finished_fits=[*before.finished_fits, *raised], starts=[*before.starts, start]
         )
         self._saved_batches = 0
-        found = self._saved_earlier
-        if found is None:
+        saved = self._saved_earlier
+        if saved is None:
             return False
         number = self._progress.fit
-        earlier = found.call
-        if number < found.fit:
-            earlier = {name: getattr(each, name) for each in found.starts[number - 1 : number] for name in call} or call
+        earlier = saved.call
+        if number < saved.fit:
+            earlier = {name: getattr(each, name) for each in saved.starts[number - 1 : number] for name in call} or call
         if earlier != call:
             _log.warning(
                 "the backup %s is of a fit with %s, and this one has %s: it begins anew",
@@ -79,7 +79,7 @@ class ModelBackup:
             )
             self._saved_earlier = None
             return False
-        return self._is_done or found.fit == number
+        return self._is_done or saved.fit == number
 
     def continue_csv(self, callbacks: list[Any]) -> None:
         """Makes the files of each CSVLogger end where a call of `fit` continues. A call that is passed over writes no row."""
@@ -87,14 +87,14 @@ class ModelBackup:
             callback_states.continue_csv(callbacks, self._saved_earlier.epoch, self._saved_earlier.callbacks)
 
     def _read(self) -> None:
-        found, self._is_read = self.file.read(), True
-        if found is None or not self._is_continued:
+        saved, self._is_read = self.file.read(), True
+        if saved is None or not self._is_continued:
             self.file.forget()
             return
-        self._saved_earlier = found
+        self._saved_earlier = saved
         self._progress.fit = self._skipped
-        self._progress.finished_fits = found.finished_fits[: self._skipped]
-        self._progress.starts = found.starts[: self._skipped]
+        self._progress.finished_fits = saved.finished_fits[: self._skipped]
+        self._progress.starts = saved.starts[: self._skipped]
 
     @property
     def _is_done(self) -> bool:
@@ -104,33 +104,33 @@ class ModelBackup:
     def restore(self, model: Any, callbacks: list[Any]) -> None:
         """Takes what an earlier process has saved, when Keras has built the model and before the first epoch."""
         self._callbacks = callbacks
-        if (found := self._saved_earlier) is None:
+        if (saved := self._saved_earlier) is None:
             return
         if self._is_done:
-            self._pass_over(model, found)
+            self._pass_over(model, saved)
             return
-        if found.fit > self._progress.fit:
+        if saved.fit > self._progress.fit:
             _log.warning("fit %d of %s raised an exception before the restart: it runs again", self._progress.fit, model.name)
             return
-        batches = f" and {found.batch} batches" if found.batch else ""
-        done = f"{found.epoch} epochs{batches}"
-        _log.warning("fit %d of %s continues after %s, from %s", found.fit, model.name, done, self.file.path)
+        batches = f" and {saved.batch} batches" if saved.batch else ""
+        done = f"{saved.epoch} epochs{batches}"
+        _log.warning("fit %d of %s continues after %s, from %s", saved.fit, model.name, done, self.file.path)
         _build(model)
-        self._restored = found, self._load(model)
+        self._restored = saved, self._load(model)
         self.file.forget()
         self._saved_earlier = None
-        model._initial_epoch = found.epoch
-        self._progress.finished_fits = found.finished_fits
-        epochs = found.epoch - self._progress.call["initial_epoch"]
-        batch, per_epoch = found.batch, found.batches_per_epoch
-        before, now = Batches(found.batch_size, found.batch_count), Batches.of(_position().iterator)
+        model._initial_epoch = saved.epoch
+        self._progress.finished_fits = saved.finished_fits
+        epochs = saved.epoch - self._progress.call["initial_epoch"]
+        batch, per_epoch = saved.batch, saved.batches_per_epoch
+        before, now = Batches(saved.batch_size, saved.batch_count), Batches.of(_position().iterator)
         if before.differ(now):
             per_epoch = None
-            batch, sentence = before.converted(found.batch, now)
-            if found.batch:
-                _log.warning("fit %d of %s: %s", found.fit, model.name, sentence)
+            batch, sentence = before.converted(saved.batch, now)
+            if saved.batch:
+                _log.warning("fit %d of %s: %s", saved.fit, model.name, sentence)
         self._saved_batches = batch
-        _position().resume(Resumption(epochs, batch, per_epoch, keeps_random_state=found.random_state is not None))
+        _position().resume(Resumption(epochs, batch, per_epoch, keeps_random_state=saved.random_state is not None))
 
     def _pass_over(self, model: Any, found: Progress) -> None:
         """Leaves no epoch to a call that an earlier process has finished, and gives the model what it had at the end.
@@ -216,14 +216,14 @@ class ModelBackup:
         self._save(model, self._progress.call["epochs"], 0, None)
 
     def _take_end(self, model: Any) -> None:
-        found, number = self._saved_earlier, self._progress.fit
-        assert found is not None
+        saved, number = self._saved_earlier, self._progress.fit
+        assert saved is not None
         if self._end_path is not None:  # Callbacks may have changed the weights at the end of training, once more.
             self._load(model, self._end_path)
-        self._progress.finished_fits = found.finished_fits[:number]
+        self._progress.finished_fits = saved.finished_fits[:number]
         if self._end_state is not None:
             data_position.set_random_state(self._end_state)
-        if found.fit == number:
+        if saved.fit == number:
             self._saved_earlier = None
             self.file.forget()
 

@@ -13,7 +13,8 @@ import tensorflow as tf
 from tfdist.strategies.checkpoint.strategy_state import storable
 from tfdist.strategies.keras_hooks import global_seed
 from tfdist.strategies.keras_hooks.held_optimizers import adopt_optimizer, held_optimizers, with_inner
-from tfdist.strategies.keras_hooks.interface import METRICS_LOST, hooks_of
+from tfdist.strategies.keras_hooks.interface import hooks_of
+from tfdist.strategies.keras_hooks.metric_values import assign_metric_values
 from tfdist.strategies.keras_hooks.trainer import has_own_call, mark_as_built
 from tfdist.strategies.private_api import GLOBAL_SEED_GENERATOR, keras_global_state, seed_generator_module
 
@@ -73,9 +74,9 @@ def updated(model: Any) -> list[list[int] | None]:
     places = {id(variable): place for place, variable in enumerate(model.weights)}
     found: list[list[int] | None] = []
     for optimizer in held_optimizers(model):
-        each = [places.get(id(variable)) for variable in getattr(optimizer, "_trainable_variables", None) or [None]]
-        known = [place for place in each if place is not None]
-        found.append(known if optimizer.built and len(known) == len(each) else None)
+        places_of_own = [places.get(id(variable)) for variable in getattr(optimizer, "_trainable_variables", None) or [None]]
+        known = [place for place in places_of_own if place is not None]
+        found.append(known if optimizer.built and len(known) == len(places_of_own) else None)
     return found
 
 
@@ -153,15 +154,7 @@ def metrics(model: Any) -> list[Any]:
 def set_metrics(model: Any, values: list[Any]) -> bool:
     """Sets what `metrics` returned. Returns whether the metrics have these values now."""
     hooks = hooks_of(model.distribute_strategy)
-    if hooks is not None:
-        return hooks.set_metric_values(model, values)
-    variables = model.metrics_variables
-    if len(variables) != len(values):
-        _log.warning(METRICS_LOST, model.name)
-        return False
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
-    return True
+    return assign_metric_values(model, values) if hooks is None else hooks.set_metric_values(model, values)
 
 
 def seeds(model: Any) -> list[Any]:

@@ -160,21 +160,21 @@ def _weight_map_of(store: Any) -> Any:
 def _read(file: Any) -> dict[str, Any]:
     state: dict[str, Any] = {}
 
-    def add(name: str, found: Any) -> None:
-        if isinstance(found, h5py.Dataset):
-            state[name] = value_of(found)
+    def add(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            state[name] = value_of(item)
 
     if NAME in file:
         file[NAME].visititems(add)
     return state
 
 
-def value_of(found: Any) -> Any:
+def value_of(dataset: Any) -> Any:
     """Returns the array of an HDF5 dataset, in the dtype that `put` got."""
-    value = found[()]
-    if "dtype" in found.attrs:
-        return value.astype(tf.as_dtype(found.attrs["dtype"]).as_numpy_dtype)
-    if found.dtype == "V2":  # A bfloat16 of a file that was saved before such values had the attribute.
+    value = dataset[()]
+    if "dtype" in dataset.attrs:
+        return value.astype(tf.as_dtype(dataset.attrs["dtype"]).as_numpy_dtype)
+    if dataset.dtype == "V2":  # A bfloat16 of a file that was saved before such values had the attribute.
         return np.asarray(value).view(tf.bfloat16.as_numpy_dtype)
     return value
 

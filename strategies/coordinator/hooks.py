@@ -10,14 +10,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.calls.executions import Executions, WorkersGoneError
-from tfdist.strategies.coordinator.calls.group_function import examples_in
 from tfdist.strategies.coordinator.members import made_before
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
+from tfdist.strategies.coordinator.prediction_loop import PredictionLoop
 from tfdist.strategies.coordinator.training_loop import OpenEpochs, Steps, TrainingLoop
-from tfdist.strategies.inputs.batches import as_tensors, concatenated, without_optionals
-from tfdist.strategies.inputs.input_feed import Batch
 from tfdist.strategies.inputs.source import BatchSource
-from tfdist.strategies.keras_hooks import step_build
 from tfdist.strategies.keras_hooks.checks.own_code import has_own_code
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.checks.step_warnings import TOO_LARGE, StepWarnings
@@ -202,41 +199,12 @@ class CoordinatorHooks(KerasHooks):
         if model.jit_compile is True:
             _log.warning("jit_compile=True has no effect under %s: %s; the model trains without XLA", self.name, self.no_xla)
 
-    def _predict_function(self, model: Any, prepare: Callable[..., Callable[[int], Any]]) -> Callable[[list[Any]], Any]:
-        """Returns Keras' `predict_function`.
-
-        Args:
-            model: the Keras model.
-            prepare: takes a list of one batch and an element specification or None; returns the call that a group runs.
-        """
-        executions = self._executions
-        watched: weakref.WeakSet[Any] = weakref.WeakSet()
-        is_first = True  # Whether the function has not been called yet.
-
-        def predict_one(batch: Any) -> Any:
-            if not isinstance(batch, Batch):  # `predict_on_batch` passes the batch itself.
-                executions.wait_until_idle()
-                return executions.result_of(executions.schedule(prepare([as_tensors(batch)], None)))
-            if batch.result is None:  # The first: others are scheduled ahead. All progress so far counts.
-                executions.wait_until_idle()
-            if executions.is_exact and self._has_batch_callbacks:
-                watched.add(batch.feed)  # A callback may assign a weight, or reset a state, before the next batch.
-            # Keras wants the outputs one by one and in order. Meanwhile the groups compute the next ones.
-            for ahead in (batch, *([] if batch.feed in watched else batch.feed.peek(executions.limit))):
-                if ahead.result is None:
-                    ahead.result = executions.schedule(prepare([ahead.values], ahead.feed.owner.element_spec))
-            return executions.result_of(batch.result)
-
-        def predict(batches: list[Any]) -> Any:
-            nonlocal is_first
-            if is_first:
-                first = batches[0].values if isinstance(batches[0], Batch) else as_tensors(batches[0])
-                step_build.build_for_predictions(model, without_optionals(first))
-                check = self._shard_check(model, model.predict_step)
-                if check is not None and check.is_open:
-                    executions.wait_until_idle()
-                    check.run(without_optionals(first), examples_in(first) or 0)
-                is_first = False
-            return concatenated([predict_one(batch) for batch in batches])
-
-        return predict
+    def _prediction_loop(self, model: Any, prepare: Callable[..., Callable[[int], Any]]) -> PredictionLoop:
+        """Returns Keras' `predict_function`. For `prepare` see `PredictionLoop`."""
+        return PredictionLoop(
+            model,
+            self._executions,
+            prepare,
+            lambda: self._shard_check(model, model.predict_step),
+            lambda: self._has_batch_callbacks,
+        )

@@ -22,7 +22,8 @@ from tfdist.strategies.coordinator.read_logs import ReadLogs, with_value
 from tfdist.strategies.keras_hooks import step_logs
 from tfdist.strategies.keras_hooks.checks.metric_trial import leaves
 from tfdist.strategies.keras_hooks.derived_logs import LogFunction, derived_logs
-from tfdist.strategies.keras_hooks.interface import METRICS_LOST, METRICS_NOT_ZERO, Logs
+from tfdist.strategies.keras_hooks.interface import Logs
+from tfdist.strategies.keras_hooks.metric_values import assign_metric_values
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.private_api import StatelessScope
 from tfdist.strategies.runtime import chief_device
@@ -219,13 +220,7 @@ class MetricLogs:
             # For an epoch that has no step left. Its steps may not be traced yet, so the variables are looked up here.
             listed, others = metric_variables.to_send(self._model)
             return metric_variables.assign([*listed, *others], total)
-        variables = model.metrics_variables
-        if len(variables) != len(of_variables):
-            _log.warning(METRICS_LOST, model.name)
-            return False
-        for variable, value in zip(variables, of_variables, strict=True):
-            variable.assign(value)
-        return True
+        return assign_metric_values(model, of_variables)
 
     def begin_steps(self) -> None:
         """Prepares for steps that are about to be scheduled. Call it after their function has been traced."""
@@ -248,7 +243,11 @@ class MetricLogs:
         named = [each.path for each in listed if np.any(each._value.numpy())]
         if named:
             self._has_value = True
-            _log.warning(METRICS_NOT_ZERO, named[0])
+            _log.warning(
+                "the metric variable %s is not 0 when an epoch begins, and workers count from 0, so the logs lack its value; "
+                "let it start from 0, and add the number in result()",
+                named[0],
+            )
 
     def add(self, execution: Execution, rows: Any) -> list[Any]:
         """Adds what a group has returned.

@@ -40,11 +40,11 @@ class ReadLogs:
 
     def note_read(self, logs: Any) -> None:
         """Notes that Keras reads these logs."""
-        if not any(each is logs for each, _ in self._unread):  # They were left out.
+        if not any(totals is logs for totals, _ in self._unread):  # They were left out.
             return
         while self._unread:
-            each, self.sums = self._unread.popleft()
-            if each is logs:
+            totals, self.sums = self._unread.popleft()
+            if totals is logs:
                 return
 
     def further(self, place: slice) -> Any:

@@ -24,19 +24,19 @@ def buckets(sizes: Sequence[int], limit: int) -> list[list[int]]:
         sizes: the bytes of each gradient, in the order of the variables.
         limit: the size in bytes that fills a bucket.
     """
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     small: list[int] = []
     filled = 0
     for index in reversed(range(len(sizes))):
         if sizes[index] >= limit:
-            found.append([index])
+            groups.append([index])
             continue
         small.append(index)
         filled += sizes[index]
         if filled >= limit:
-            found.append(small)
+            groups.append(small)
             small, filled = [], 0
-    return [*found, small] if small else found
+    return [*groups, small] if small else groups
 
 
 def sums(values: Sequence[tf.Tensor], all_reduce: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:

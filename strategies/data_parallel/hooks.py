@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import logging
 import math
 import weakref
 from collections.abc import Callable, Iterator
@@ -29,13 +28,12 @@ from tfdist.strategies.keras_hooks import calls
 from tfdist.strategies.keras_hooks.calls import Call
 from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
-from tfdist.strategies.keras_hooks.interface import METRICS_LOST, KerasHooks, Logs
+from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
+from tfdist.strategies.keras_hooks.metric_values import assign_metric_values
 from tfdist.strategies.keras_hooks.replicas.reduction import sent_as
-from tfdist.strategies.keras_hooks.save_requests import SaveRequests
+from tfdist.strategies.keras_hooks.task_requests import TaskRequests
 from tfdist.strategies.keras_hooks.trainer import check_optimizer
 from tfdist.strategies.model_parallel.refusal import check_model
-
-_log = logging.getLogger("tfdist")
 
 
 class DataParallelHooks(KerasHooks):
@@ -56,7 +54,7 @@ class DataParallelHooks(KerasHooks):
         mesh = strategy.extended.mesh
         self._is_shared = len(layout.local) < layout.replicas or (mesh is not None and mesh.others > 0)
         if self._is_shared:
-            self.save_requests = SaveRequests()
+            self.task_requests = TaskRequests()
         self._last_logs: Logs = None  # Those of the last epoch of a `fit`.
 
     def step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Logs]:
@@ -83,23 +81,22 @@ class DataParallelHooks(KerasHooks):
 
         firsts: dict[str, int] = {}
 
-        def in_order(what: str) -> str:
+        def in_order(action: str) -> str:
             """Numbers optimizers from the first: where a task has made others before, Keras' names have other numbers."""
-            name, _, number = what.rpartition("_")
+            name, _, number = action.rpartition("_")
             if not number.isdecimal():
-                name, number = what, "0"
+                name, number = action, "0"
             place = int(number) - firsts.setdefault(name, int(number))
             return f"{name}_{place}" if place else name
 
-        def agree(strategy: Any, what: Any) -> None:
-            each = strategy.experimental_local_results(what)
-            found = difference({f"replica {k}": {"call": "a step", "step": w} for k, w in zip(local, each, strict=False)})
-            if found:
-                raise DifferentCallsError(found)
+        def agree(strategy: Any, actions: Any) -> None:
+            steps = [{"call": "a step", "step": action} for action in strategy.experimental_local_results(actions)]
+            if fault := difference({f"replica {number}": step for number, step in zip(local, steps, strict=False)}):
+                raise DifferentCallsError(fault)
             if calls is not None:
-                calls.agree({"call": "a step", "step": each[0]})
+                calls.agree(steps[0])
 
-        return lambda what: tf.distribute.get_replica_context().merge_call(agree, args=(in_order(what),))
+        return lambda action: tf.distribute.get_replica_context().merge_call(agree, args=(in_order(action),))
 
     def _shard_check(self, model: Any, step: Callable[..., Any]) -> ShardCheck | None:
         @contextlib.contextmanager
@@ -217,15 +214,15 @@ class DataParallelHooks(KerasHooks):
         """
         mesh = self._strategy.extended.mesh
         if mesh is not None and mesh.others:
-            for each in callbacks:
-                if isinstance(each, keras.callbacks.TensorBoard) and each.histogram_freq:
+            for callback in callbacks:
+                if isinstance(callback, keras.callbacks.TensorBoard) and callback.histogram_freq:
                     raise ValueError(
-                        f"TensorBoard(histogram_freq={each.histogram_freq}) reads all weights on the chief alone, and the "
+                        f"TensorBoard(histogram_freq={callback.histogram_freq}) reads all weights on the chief alone, and the "
                         "model is sharded over tasks; leave histogram_freq at 0"
                     )
         if self._is_shared:
             orbax.leave_to_chief(callbacks, self.is_chief)
-        own = [] if self._calls is None or self.save_requests is None else [SameStop(self._calls, self.save_requests)]
+        own = [] if self._calls is None or self.task_requests is None else [SameStop(self._calls, self.task_requests)]
         place = next((k for k, each in enumerate(callbacks) if not getattr(each, "tfdist_reads_batches", True)), len(callbacks))
         callbacks = [*callbacks[:place], *own, *callbacks[place:]]  # Before tfdist's, which may save.
         return callbacks if self.is_chief else without_files(callbacks)
@@ -260,15 +257,13 @@ class DataParallelHooks(KerasHooks):
 
     def set_metric_values(self, model: Any, values: list[Any]) -> bool:
         """See `KerasHooks`. The first replica takes the sums of all."""
-        variables = model.metrics_variables
-        if len(variables) != len(values):
-            _log.warning(METRICS_LOST, model.name)
-            return False
-        for variable, value in zip(variables, values, strict=True):
+
+        def assign(variable: Any, value: Any) -> None:
             local = self._strategy.experimental_local_results(variable.value)
             for index, replica in zip(self.layout.local, local, strict=False):
                 replica.assign(np.zeros_like(value) if _is_sum(variable) and index > 0 else value)
-        return True
+
+        return assign_metric_values(model, values, assign)
 
 
 def _is_sum(variable: Any) -> bool:

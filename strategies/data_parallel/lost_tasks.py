@@ -111,9 +111,9 @@ class LostTasks:
         Returns:
             Whether one has no server, and another look has to confirm it.
         """
-        found = self._found([each.task for each in self._watched])
-        for each in self._watched:
-            why = each.lost(found[each.task], self._clock())
+        found = self._found([watched.task for watched in self._watched])
+        for watched in self._watched:
+            why = watched.lost(found[watched.task], self._clock())
             if why is not None and not self._is_aborted:
                 self._is_aborted = True
                 with contextlib.suppress(tf.errors.OpError):  # The service that would tell the others is gone, or they know it.
@@ -141,11 +141,11 @@ class LostTasks:
         watched = _Watched(task, (Reach.SILENT, Reach.MUTE))
 
         def look() -> TaskLostError | None:
-            found = self._found([task])
-            if watched.lost(found[task], self._clock()) is None or (may_end and found[task] is Reach.CLOSED):
+            reach = self._found([task])
+            if watched.lost(reach[task], self._clock()) is None or (may_end and reach[task] is Reach.CLOSED):
                 return None
             keep_context()
-            return _error(lost(self._me, found, "") or "")
+            return _error(lost(self._me, reach, "") or "")
 
         return look
 

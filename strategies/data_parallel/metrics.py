@@ -77,9 +77,9 @@ class ReplicaMetrics:
                 self._local(variable).assign(total)
             return [*totals[: len(metrics)], *sums], *rest
 
-        totals, mean_logs, wish = self._strategy.run(on_replica, args=(begun, shares, logs))
-        if (requests := self._strategy.tfdist_hooks.save_requests) is not None:
-            requests.total.assign(self._first(wish))
+        totals, mean_logs, requested = self._strategy.run(on_replica, args=(begun, shares, logs))
+        if (requests := self._strategy.tfdist_hooks.task_requests) is not None:
+            requests.total.assign(self._first(requested))
         totals = [self._first(total) for total in totals]
         with keras.StatelessScope(state_mapping=list(zip([*metrics, *shared], totals, strict=True))):
             result = metrics_result(self._model)
@@ -115,7 +115,7 @@ class ReplicaMetrics:
         return [v.value * tf.cast(weights[v.aggregation], v.dtype) for v in metrics]
 
     def _reduce_on_replica(self, share: Any, logs: Any, counted: list[Any], state: list[Any]) -> Any:
-        """Returns sums over the cluster: what metrics count, `logs` weighted by the examples, and the wishes of tasks."""
+        """Returns sums over the cluster: what metrics count, `logs` weighted by the examples, and the requests of tasks."""
         flat_logs = [of_known_shape(v) for v in tf.nest.flatten(logs) if v is not None]
         kept = [value if isinstance(value := operand(v), SplitTensor) else v.value for v in state]
         # In float64 the mean of equal values is this value: a count of steps stays what it is, also with shares such as 0.3.
@@ -123,15 +123,15 @@ class ReplicaMetrics:
         first = tf.constant(float(self._is_first()), tf.float64)
         weights = [*(first if id(v) in self.of_first else share for v in state), *(share for _ in flat_logs)]
         weighted = list(map(own_values.counted, (*kept, *flat_logs), weights))
-        requests = self._strategy.tfdist_hooks.save_requests
-        wish = tf.zeros(2) if requests is None else requests.own.read_value()
+        requests = self._strategy.tfdist_hooks.task_requests
+        requested = tf.zeros(2) if requests is None else requests.own.read_value()
         sent = [*weighted, share] if weighted else []
-        *sums, wish = all_reduce_sum([*counted, *sent, wish])
-        whole = sums.pop() if sent else share
+        *sums, requested = all_reduce_sum([*counted, *sent, requested])
+        total_share = sums.pop() if sent else share
 
         def mean_of(total: Any, before: Any, weight: Any) -> Any:
-            mean = total if weight is first else tf.math.divide_no_nan(total, whole)
-            return tf.where(whole > 0, tf.cast(mean, before.dtype), before)
+            mean = total if weight is first else tf.math.divide_no_nan(total, total_share)
+            return tf.where(total_share > 0, tf.cast(mean, before.dtype), before)
 
         for variable, before, total, weight in zip(state, kept, sums[len(counted) :], weights, strict=False):
             if isinstance(before, SplitTensor):
@@ -143,12 +143,12 @@ class ReplicaMetrics:
                 local = self._local(variable)
                 local.assign(mean_of(total, local, weight))
         means = [
-            tf.cast(tf.math.divide_no_nan(total, whole), value.dtype)
+            tf.cast(tf.math.divide_no_nan(total, total_share), value.dtype)
             for value, total in zip(flat_logs, sums[len(counted) + len(state) :], strict=True)
         ]
         found = iter(means)
         logs = tf.nest.map_structure(lambda value: None if value is None else next(found), logs)
-        return sums[: len(counted)], logs, wish
+        return sums[: len(counted)], logs, requested
 
     def _layer_state(self, assigned: Mapping[int, Any]) -> list[Any]:
         """Returns the variables that steps assign in each replica, such as the moving averages of BatchNormalization.

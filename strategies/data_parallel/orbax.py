@@ -12,9 +12,9 @@ _Callback: Any = getattr(keras.callbacks, "OrbaxCheckpoint", None)  # Older vers
 
 def leave_to_chief(callbacks: Iterable[Any], is_chief: bool) -> None:
     """Makes each `OrbaxCheckpoint` among the callbacks write on the chief alone; elsewhere `fit` ends after the chief's."""
-    for each in callbacks:
-        if _Callback is not None and isinstance(each, _Callback) and not isinstance(each.checkpointer, _OfChief):
-            each.checkpointer = (_OfChief if is_chief else _OfAnother)(each.checkpointer, each.directory)
+    for callback in callbacks:
+        if _Callback is not None and isinstance(callback, _Callback) and not isinstance(callback.checkpointer, _OfChief):
+            callback.checkpointer = (_OfChief if is_chief else _OfAnother)(callback.checkpointer, callback.directory)
 
 
 class _OfChief:

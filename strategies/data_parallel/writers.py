@@ -21,11 +21,11 @@ def without_files(callbacks: list[Any]) -> list[Any]:
     Those that only write files or send logs are left out. A subclass may do more, such as set the learning rate, or call
     `predict`, in which all tasks have to take part. It runs, and what it writes goes into a folder that is removed with it.
     """
-    kept = [each for each in callbacks if type(each) not in (*_PATHS, *_SENDS)]
-    for each in kept:
+    kept = [callback for callback in callbacks if type(callback) not in (*_PATHS, *_SENDS)]
+    for callback in kept:
         for kind, attribute in _PATHS.items():
-            if isinstance(each, kind):
-                _redirect(each, attribute)
+            if isinstance(callback, kind):
+                _redirect(callback, attribute)
     return kept
 
 

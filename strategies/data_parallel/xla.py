@@ -37,16 +37,16 @@ def compiled(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def until_update(shard: Any) -> Any:
             logs = step(shard)
             later = tf.compat.v1.get_default_graph().get_operations()[replica.before_update :]
-            if reads(replica, [each for _, (_, _, variables) in updates for each in variables or ()], later):
+            if reads(replica, [variable for _, (_, _, variables) in updates for variable in variables or ()], later):
                 _warn(model, replica)
             pieces[:] = [pieces_of_all(*update) for _, update in updates]  # Their rows are seen here only.
-            return logs, [[piece for own in each for piece, _ in own if piece is not None] for each in pieces]
+            return logs, [[piece for own in own_pieces for piece, _ in own if piece is not None] for own_pieces in pieces]
 
         with replaced(replica, postponed=updates):
             logs, computed = tf.function(until_update, jit_compile=True, autograph=False)(without_optionals(shard))
-        for (apply, (_, _, variables)), values, each in zip(updates, computed, pieces, strict=True):
+        for (apply, (_, _, variables)), values, own_pieces in zip(updates, computed, pieces, strict=True):
             found = iter(values)
-            replica.pieces = [[(None if p is None else next(found), kind) for p, kind in own] for own in each]
+            replica.pieces = [[(None if p is None else next(found), kind) for p, kind in own] for own in own_pieces]
             apply([joined([piece for piece, _ in own]) for own in replica.pieces], variables)
         replica.pieces = None
         return logs

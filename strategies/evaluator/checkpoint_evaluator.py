@@ -47,7 +47,6 @@ class CheckpointEvaluator:
         """
         self.name = task.name
         self._strategy = strategy
-        self._folder = folder
         self._own_folder = folder.own(task.index)
         self._progress = Progress(self._own_folder / "state.json")
         self._training = Training(folder, self._progress, start_timeout)
@@ -87,22 +86,7 @@ class CheckpointEvaluator:
         )
         if validation is None:
             _log.warning("%s: fit has no validation data, so nothing is evaluated; it waits for the weights", self.name)
-        reported: set[int] = set()
-        while True:
-            # Read before the checkpoints: the chief reports the end of its call after the last of them.
-            status = self._training.look(fit)
-            waiting = self._progress.not_evaluated(self._training.checkpoints(fit)) if validation else []
-            self._report_missed(fit, reported)
-            if waiting:
-                evaluations.evaluate(waiting[0], self._training.run, self._training.job(fit))
-            elif status.has_ended:
-                break
-            elif status.why_not_wait:
-                _log.error("%s ends: %s", self.name, status.why_not_wait)
-                self._training.done()  # If it is started again, it waits for the chief's next run.
-                sys.exit(code_without_chief())
-            else:
-                time.sleep(POLL_SECONDS)
+        self._evaluate_until_end(fit, evaluations if validation else None)
         evaluations.close()
         job = self._training.job(fit)
         evaluations.continue_bests(job)  # A call whose checkpoints were all evaluated before a restart has loaded none.
@@ -115,6 +99,29 @@ class CheckpointEvaluator:
         history = evaluations.history(job)
         history.history.update(self._training.history(fit))
         return history
+
+    def _evaluate_until_end(self, fit: int, evaluations: Evaluations | None) -> None:
+        """Evaluates the checkpoints of a call of `fit` until the chief's has returned; without `evaluations` it only waits.
+
+        Raises:
+            SystemExit: as `fit`.
+        """
+        reported: set[int] = set()
+        while True:
+            # Read before the checkpoints: the chief reports the end of its call after the last of them.
+            status = self._training.look(fit)
+            waiting = self._progress.not_evaluated(self._training.checkpoints(fit)) if evaluations is not None else []
+            self._report_missed(fit, reported)
+            if evaluations is not None and waiting:
+                evaluations.evaluate(waiting[0], self._training.run, self._training.job(fit))
+            elif status.has_ended:
+                break
+            elif status.why_not_wait:
+                _log.error("%s ends: %s", self.name, status.why_not_wait)
+                self._training.done()  # If it is started again, it waits for the chief's next run.
+                sys.exit(code_without_chief())
+            else:
+                time.sleep(POLL_SECONDS)
 
     def _report_missed(self, fit: int, reported: set[int]) -> None:
         missed = {epoch: reason for epoch, reason in self._training.missed(fit).items() if epoch not in reported}

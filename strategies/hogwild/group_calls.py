@@ -5,7 +5,6 @@ synchronizes before them, when the period is over.
 """
 
 import functools
-import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +28,6 @@ from tfdist.strategies.hogwild.timing.measured_delay import FIRST, MeasuredDelay
 from tfdist.strategies.hogwild.timing.schedules import is_due
 from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInput, next_batch
 from tfdist.strategies.runtime import chief_device
-
-_log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)

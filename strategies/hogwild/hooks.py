@@ -76,4 +76,4 @@ class HogwildHooks(CoordinatorHooks):
             call = calls.prepare(batches, element_spec)
             return lambda group: call(group, 0)
 
-        return self._predict_function(model, prepare)
+        return self._prediction_loop(model, prepare)

@@ -54,12 +54,12 @@ def _cache(original: Callable[..., Any], dataset: Any, filename: Any = "", name:
 
 def _remove_unfinished(cache: str) -> None:
     """Removes what was written of a cache by a process of this user that has ended."""
-    found = [each for each in glob.glob(f"{glob.escape(cache)}_*") if _UNFINISHED.fullmatch(each.removeprefix(cache))]
-    is_ours = bool(found) and all(os.stat(each).st_uid == os.geteuid() for each in found)
-    if not is_ours or not _is_of_this_machine(found[0]) or _are_open(found):
+    unfinished = [path for path in glob.glob(f"{glob.escape(cache)}_*") if _UNFINISHED.fullmatch(path.removeprefix(cache))]
+    is_ours = bool(unfinished) and all(os.stat(path).st_uid == os.geteuid() for path in unfinished)
+    if not is_ours or not _is_of_this_machine(unfinished[0]) or _are_open(unfinished):
         return
-    for each in found:
-        os.remove(each)
+    for path in unfinished:
+        os.remove(path)
     _log.warning("the cache %s was not complete when the process that wrote it has ended: it is written anew", cache)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.checks.own_code import is_known
+from tfdist.strategies.keras_hooks.checks.own_code import is_known, owner_of
 from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.private_api import in_stateless_scope, is_default, keras_global_state, patches, symbolic_builds
@@ -86,8 +86,7 @@ def _maybe_build(original: Callable[..., Any], layer: Any, call_spec: Any) -> No
 
 def _is_build_known(layer: Any) -> bool:
     """Returns whether the `build` of a layer is Keras' own, or it has none."""
-    owner = next(each for each in type(layer).__mro__ if "build" in vars(each))
-    return is_default(layer.build) or is_known(owner)
+    return is_default(layer.build) or is_known(owner_of(type(layer), "build"))
 
 
 def _is_symbolic(value: Any) -> bool:

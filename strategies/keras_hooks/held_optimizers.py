@@ -20,33 +20,33 @@ def held_optimizers(model: Any) -> list[Any]:
 
 def _optimizers_in(waiting: list[Any]) -> list[Any]:
     """Returns the optimizers among values, and in lists, tuples, sets and dicts among them, each once."""
-    found: dict[int, Any] = {}
+    seen: dict[int, Any] = {}
     for value in waiting:  # It grows by the contents of containers.
-        if id(value) in found:
+        if id(value) in seen:
             continue
-        found[id(value)] = value
+        seen[id(value)] = value
         if isinstance(value, dict | list | tuple | set):  # `+=` would make a list of its own of TensorFlow's ListWrapper.
             waiting.extend(value.values() if isinstance(value, dict) else value)
-    return [value for value in found.values() if isinstance(value, keras.optimizers.Optimizer)]
+    return [value for value in seen.values() if isinstance(value, keras.optimizers.Optimizer)]
 
 
 def with_inner(optimizer: Any) -> list[Any]:
     """Returns an optimizer and the optimizers that it holds, in its attributes too, and those in these; nothing for None."""
-    found, waiting = {}, [optimizer]
-    for each in waiting:  # It grows by those inside.
-        if each is not None and id(each) not in found:
-            found[id(each)] = each
-            waiting += [getattr(each, "inner_optimizer", None), *getattr(each, "optimizers", [])]
-            waiting += _optimizers_in(list(getattr(each, "__dict__", {}).values()))
-    return list(found.values())
+    optimizers, waiting = {}, [optimizer]
+    for inner in waiting:  # It grows by those inside.
+        if inner is not None and id(inner) not in optimizers:
+            optimizers[id(inner)] = inner
+            waiting += [getattr(inner, "inner_optimizer", None), *getattr(inner, "optimizers", [])]
+            waiting += _optimizers_in(list(getattr(inner, "__dict__", {}).values()))
+    return list(optimizers.values())
 
 
 def adopt_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     """Moves an optimizer that was made outside of any scope, and is not built, into the scope of `strategy`."""
-    for each in with_inner(optimizer):
-        if hooks_of(getattr(each, "_distribution_strategy", strategy)) is None and not each.built:
-            each._distribution_strategy = strategy
-            begin_anew(each.variables, strategy)
+    for held in with_inner(optimizer):
+        if hooks_of(getattr(held, "_distribution_strategy", strategy)) is None and not held.built:
+            held._distribution_strategy = strategy
+            begin_anew(held.variables, strategy)
 
 
 def begin_anew(variables: list[Any], strategy: tf.distribute.Strategy) -> None:

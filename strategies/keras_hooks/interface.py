@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfdist.strategies.inputs.source import BatchSource
-from tfdist.strategies.keras_hooks.save_requests import SaveRequests
+from tfdist.strategies.keras_hooks.task_requests import TaskRequests
 
 if TYPE_CHECKING:  # `calls` imports this file.
     from tfdist.strategies.keras_hooks.calls import Call
@@ -18,26 +18,16 @@ if TYPE_CHECKING:  # `calls` imports this file.
 Logs = Any
 """A dict of floats, or whatever a user's own `train_step` returns."""
 
-METRICS_LOST = "the metrics of this epoch of %s count only what follows the restart"
-"""A warning, with the name of the model: its metrics have not the variables that a backup has values for."""
-
-
-METRICS_NOT_ZERO = (
-    "the metric variable %s is not 0 when an epoch begins, and workers count from 0, so the logs lack its value; let it start "
-    "from 0, and add the number in result()"
-)
-"""A warning, with the path of the variable."""
-
 
 class KerasHooks(abc.ABC):
     """The interface between Keras' loop and a strategy, which holds one as `tfdist_hooks`.
 
     Attributes:
-        save_requests: what makes all tasks save at the same step; None if the chief can save alone.
+        task_requests: what makes all tasks save, or stop, after the same step; None if the chief can do so alone.
         shows_progress: whether this task shows Keras' progress bar.
     """
 
-    save_requests: SaveRequests | None = None
+    task_requests: TaskRequests | None = None
     shows_progress: bool = True
 
     @abc.abstractmethod

@@ -18,7 +18,6 @@ over the examples of a replica is corrected here:
 """
 
 import contextlib
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +27,7 @@ import tensorflow as tf
 from tfdist.strategies.attributes import replaced
 from tfdist.strategies.keras_hooks.checks.own_code import is_known
 from tfdist.strategies.keras_hooks.interface import hooks_of
+from tfdist.strategies.keras_hooks.overridden_methods import replace_overridden
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.held_updates import HeldUpdates
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
@@ -123,8 +123,8 @@ def _relative_weight(replica: Replica, weight: Any, dtype: Any) -> Any:
         )
         return tf.ones([], dtype)
     own = tf.where(replica.share > 0, tf.reduce_sum(tf.cast(weight, tf.float32)), 0.0)
-    whole = all_reduce_sum([own])[0]
-    return tf.cast(tf.math.divide_no_nan(own, whole * replica.share), dtype)
+    total = all_reduce_sum([own])[0]
+    return tf.cast(tf.math.divide_no_nan(own, total * replica.share), dtype)
 
 
 def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -189,17 +189,17 @@ def _of_whole_batch(
     if weight is not None and weight.shape.rank:
         weight = gathered(weight, replica, loss.dtype)
     with replaced(replica, has_whole_batch=True):
-        whole = original(loss, *all_rows, weight)
+        of_batch = original(loss, *all_rows, weight)
         check_order(
-            whole, lambda y_true, y_pred: original(loss, y_true, y_pred), local, all_rows, replica, f"the loss {loss.name}"
+            of_batch, lambda y_true, y_pred: original(loss, y_true, y_pred), local, all_rows, replica, f"the loss {loss.name}"
         )
-    if replica.in_compile_loss and whole.shape.rank:
+    if replica.in_compile_loss and of_batch.shape.rank:
         if (weight is None or not weight.shape.rank) and not _has_mask(y_true, y_pred):
             replica.has_loss_by_class = True
-            return whole
+            return of_batch
         # It has a number for each example. Keras adds it to those of other outputs, of which a replica has its own examples.
-        return tf.reduce_mean(whole) * tf.ones_like(value)
-    return whole
+        return tf.reduce_mean(of_batch) * tf.ones_like(value)
+    return of_batch
 
 
 def _has_mask(*nested: Any) -> bool:
@@ -214,35 +214,26 @@ def adopt_own_calls(losses: Any) -> None:
     """
     for loss in tf.nest.flatten(losses):
         if isinstance(loss, keras.losses.Loss):
-            own = next(each for each in type(loss).__mro__ if "__call__" in vars(each))
-            if own is not keras.losses.Loss and not hasattr(own.__call__, "tfdist_original"):
-                _adopt_own_call(own)
+            replace_overridden(type(loss), "__call__", _call_own)
 
 
-def _adopt_own_call(own: Any) -> None:
-    original = own.__call__
+def _call_own(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, *weights: Any, **others: Any) -> Any:
+    replica = replica_context.with_share()
+    if "sample_weight" in others and not weights:
+        weights = (others.pop("sample_weight"),)
+    if replica is None or replica.has_whole_batch or others or len(weights) > 1:  # Keras gives at most one.
+        return original(loss, y_true, y_pred, *weights, **others)
+    before = replica.reductions
+    held = _held_updates(loss, y_true, y_pred, replica)
+    with held or contextlib.nullcontext():
+        value = tf.convert_to_tensor(original(loss, y_true, y_pred, *weights))
+    if value.shape.rank or replica.reductions > before:  # Keras has reduced it, and counts it rightly.
+        return value if held is None or held.assign() else original(loss, y_true, y_pred, *weights)
 
-    @functools.wraps(original)
-    def call(loss: Any, y_true: Any, y_pred: Any, *weights: Any, **others: Any) -> Any:
-        replica = replica_context.with_share()
-        if "sample_weight" in others and not weights:
-            weights = (others.pop("sample_weight"),)
-        if replica is None or replica.has_whole_batch or others or len(weights) > 1:  # Keras gives at most one.
-            return original(loss, y_true, y_pred, *weights, **others)
-        before = replica.reductions
-        held = _held_updates(loss, y_true, y_pred, replica)
-        with held or contextlib.nullcontext():
-            value = tf.convert_to_tensor(original(loss, y_true, y_pred, *weights))
-        if value.shape.rank or replica.reductions > before:  # Keras has reduced it, and counts it rightly.
-            return value if held is None or held.assign() else original(loss, y_true, y_pred, *weights)
+    def compute(loss: Any, y_true: Any, y_pred: Any, weight: Any = None) -> Any:
+        return original(loss, y_true, y_pred, *([weight] if weights else ()))
 
-        def compute(loss: Any, y_true: Any, y_pred: Any, weight: Any = None) -> Any:
-            return original(loss, y_true, y_pred, *([weight] if weights else ()))
-
-        return _of_whole_batch(compute, loss, y_true, y_pred, weights[0] if weights else None, value, replica)
-
-    call.tfdist_original = original  # type: ignore[attr-defined]
-    own.__call__ = call
+    return _of_whole_batch(compute, loss, y_true, y_pred, weights[0] if weights else None, value, replica)
 
 
 def _call_compiled(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:

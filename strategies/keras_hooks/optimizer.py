@@ -17,10 +17,11 @@ import tensorflow as tf
 from tfdist.strategies.attributes import replaced
 from tfdist.strategies.keras_hooks import losses, metric_updates, own_loops, step_build, update_kernels, variables
 from tfdist.strategies.keras_hooks.build_scope import strategy_in_own_loop
-from tfdist.strategies.keras_hooks.checks.own_code import is_known
+from tfdist.strategies.keras_hooks.checks.own_code import owner_of
 from tfdist.strategies.keras_hooks.gradient_sums import pieces_of_all, sums_of
 from tfdist.strategies.keras_hooks.held_optimizers import ids_of_counters, variables_of, with_inner
 from tfdist.strategies.keras_hooks.interface import hooks_of, is_data_parallel
+from tfdist.strategies.keras_hooks.overridden_methods import replace_overridden
 from tfdist.strategies.keras_hooks.replicas import batch_normalization, batch_sums, decibels, own_values, replica_context
 from tfdist.strategies.keras_hooks.replicas.overwritten import is_overwritten, with_largest
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
@@ -46,7 +47,7 @@ ELEMENTWISE = frozenset(
 
 def is_elementwise(optimizer: Any) -> bool:
     """Returns whether an optimizer updates each element by itself, as one of `ELEMENTWISE` or with the `update_step` of one."""
-    return next(each for each in type(optimizer).__mro__ if "update_step" in vars(each)) in ELEMENTWISE
+    return owner_of(type(optimizer), "update_step") in ELEMENTWISE
 
 
 def install() -> None:
@@ -158,21 +159,14 @@ def adopt_own_updates(optimizers: Iterable[Any]) -> None:
     """
     for optimizer in optimizers:
         for name, replacement in (("apply", _apply), ("apply_gradients", _apply_pairs)):
-            owner = next(each for each in type(optimizer).__mro__ if name in vars(each))
-            if not is_known(owner) and not hasattr(vars(owner)[name], "tfdist_original"):
-                _adopt_own_update(owner, name, replacement)
+            replace_overridden(type(optimizer), name, functools.partial(_if_data_parallel, replacement))
 
 
-def _adopt_own_update(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
-    original = vars(owner)[name]
-
-    @functools.wraps(original)
-    def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        is_here = is_data_parallel(optimizer._distribution_strategy)
-        return replacement(original, optimizer, *args, **kwargs) if is_here else original(optimizer, *args, **kwargs)
-
-    apply.tfdist_original = original  # type: ignore[attr-defined]
-    setattr(owner, name, apply)
+def _if_data_parallel(
+    replacement: Callable[..., Any], original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any
+) -> Any:
+    is_here = is_data_parallel(optimizer._distribution_strategy)
+    return replacement(original, optimizer, *args, **kwargs) if is_here else original(optimizer, *args, **kwargs)
 
 
 def _apply_pairs(original: Callable[..., Any], optimizer: Any, grads_and_vars: Any) -> Any:

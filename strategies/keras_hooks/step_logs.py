@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks.interface import Logs
 from tfdist.strategies.keras_hooks.replicas.batch_sums import is_for_each_example
 from tfdist.strategies.keras_hooks.replicas.function_arguments import operations_behind
-from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
+from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum, is_number
 from tfdist.strategies.private_api import KerasVariable
 
 
@@ -39,7 +39,7 @@ def of_known_shape(value: Any) -> tf.Tensor:
     """
     value = tf.convert_to_tensor(value)
     unknown = None if value.shape.rank is None else [axis for axis, size in enumerate(value.shape) if size is None]
-    return value if unknown == [] or not _is_number(value) else _mean(value, unknown)
+    return value if unknown == [] or not is_number(value) else _mean(value, unknown)
 
 
 def means_over_examples(logs: Any, rows: int | None) -> Any:
@@ -52,18 +52,14 @@ def means_over_examples(logs: Any, rows: int | None) -> Any:
         rows: the number of its examples; None if it is not known, and `of_known_shape` finds such logs.
     """
     values = tf.nest.flatten(logs)
-    arrays = [n for n, v in enumerate(values) if isinstance(v, tf.Tensor) and v.shape.rank and _is_number(v)] if rows else []
-    found = [is_for_each_example(values[n], rows) for n in arrays]
+    arrays = [n for n, v in enumerate(values) if isinstance(v, tf.Tensor) and v.shape.rank and is_number(v)] if rows else []
+    are_of_examples = [is_for_each_example(values[n], rows) for n in arrays]
     if arrays and tf.executing_eagerly():
-        counts, replicas = all_reduce_sum([tf.constant(found, tf.float32), tf.constant(1.0)])
-        found = list((counts == replicas).numpy())
-    for n, is_found in zip(arrays, found, strict=True):
-        values[n] = _mean(values[n], 0) if is_found else values[n]
+        counts, replicas = all_reduce_sum([tf.constant(are_of_examples, tf.float32), tf.constant(1.0)])
+        are_of_examples = list((counts == replicas).numpy())
+    for n, is_of_examples in zip(arrays, are_of_examples, strict=True):
+        values[n] = _mean(values[n], 0) if is_of_examples else values[n]
     return tf.nest.pack_sequence_as(logs, values)
-
-
-def _is_number(value: tf.Tensor) -> bool:
-    return bool(value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_bool)
 
 
 def _mean(value: tf.Tensor, axis: Any) -> tf.Tensor:
@@ -100,10 +96,10 @@ def own_names(model: Any, logs: Logs, assigned: Collection[int] = ()) -> set[str
 
 def flat(logs: dict[str, Any]) -> dict[str, Any]:
     """Returns logs with those in inner dicts beside the others, as Keras does."""
-    found: dict[str, Any] = {}
+    flat_logs: dict[str, Any] = {}
     for name, value in logs.items():
-        found.update(flat(value) if isinstance(value, dict) else {name: value})
-    return found
+        flat_logs.update(flat(value) if isinstance(value, dict) else {name: value})
+    return flat_logs
 
 
 def _reads(log: Any, variables: list[Any], assigned: Collection[int]) -> bool:

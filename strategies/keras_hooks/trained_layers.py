@@ -47,5 +47,5 @@ class TrainedLayers:
 
 
 def _set(trainable: Sequence[tuple[Any, bool]]) -> None:
-    for each, value in trainable:
-        each._trainable = value  # The setter of a layer would also set that of all that is in it.
+    for layer, value in trainable:
+        layer._trainable = value  # The setter of a layer would also set that of all that is in it.

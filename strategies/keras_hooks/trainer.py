@@ -5,7 +5,6 @@
 """
 
 import contextlib
-import functools
 import inspect
 import logging
 import math
@@ -20,10 +19,12 @@ import tensorflow as tf
 from tfdist.strategies.inputs.batches import builds_models, with_dimensions_of, without_optionals
 from tfdist.strategies.inputs.source import BatchSource
 from tfdist.strategies.keras_hooks import build_scope, calls, global_seed, losses, step_build, user_functions
-from tfdist.strategies.keras_hooks.checks.own_code import has_own_step, is_known
+from tfdist.strategies.keras_hooks.callbacks import listed
+from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
 from tfdist.strategies.keras_hooks.held_optimizers import adopt_optimizer, begin_anew, held_optimizers, with_inner
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_own_updates
+from tfdist.strategies.keras_hooks.overridden_methods import replace_overridden
 from tfdist.strategies.private_api import KerasVariable, is_default, patches, symbolic_builds
 from tfdist.strategies.private_api.deferred_restores import held_back
 
@@ -82,7 +83,7 @@ def _make_function(original: Callable[..., Any], model: Any, step_function: Call
             _adopt(model)
         build_scope.check_weights(model, model.distribute_strategy)
         losses.adopt_own_calls(getattr(model, "loss", None))
-        _adopt_own_reset(type(model))
+        replace_overridden(type(model), "reset_metrics", _reset_metrics)  # It need not call Keras' own.
         adopt_own_updates(each for held in held_optimizers(model) for each in with_inner(held))
         global_seed.prepare(model.distribute_strategy)
         return hooks.step_function(model, step_function)
@@ -126,23 +127,6 @@ def _reset_metrics(original: Callable[..., Any], model: Any) -> None:
     if (hooks := hooks_of(model.distribute_strategy)) is not None:
         hooks.reset_metrics(model)
     original(model)
-
-
-def _adopt_own_reset(model_class: type) -> None:
-    """Prepares for metrics that start from zero where the class overrides `reset_metrics` and need not call Keras' own."""
-    owner = next(each for each in model_class.__mro__ if "reset_metrics" in vars(each))
-    original = vars(owner)["reset_metrics"]
-    if is_known(owner) or hasattr(original, "tfdist_original"):
-        return
-
-    @functools.wraps(original)
-    def reset_metrics(model: Any) -> None:
-        if (hooks := hooks_of(model.distribute_strategy)) is not None:
-            hooks.reset_metrics(model)
-        original(model)
-
-    reset_metrics.tfdist_original = original  # type: ignore[attr-defined]
-    owner.reset_metrics = reset_metrics  # type: ignore[attr-defined]
 
 
 def _init_epoch_iterator(
@@ -303,8 +287,7 @@ def _init_callback_list(original: Callable[..., Any], *args: Any, **kwargs: Any)
     arguments = bound.arguments
     strategy = getattr(arguments.get("model"), "distribute_strategy", None)
     if (hooks := hooks_of(strategy)) is not None:
-        callbacks = arguments.get("callbacks")
-        arguments["callbacks"] = hooks.callbacks(tf.nest.flatten(callbacks) if callbacks else [])
+        arguments["callbacks"] = hooks.callbacks(listed(arguments.get("callbacks")))
         if not hooks.shows_progress:
             arguments["add_progbar"] = False
     original(*bound.args, **bound.kwargs)

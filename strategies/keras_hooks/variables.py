@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.checks import metric_sums, metric_trial, step_trial
 from tfdist.strategies.keras_hooks.replicas import own_values, replica_context
+from tfdist.strategies.keras_hooks.replicas.added_losses import by_examples
 from tfdist.strategies.keras_hooks.replicas.same_rows import depends_on_batch
 from tfdist.strategies.private_api import SyncOnReadVariable, in_stateless_scope, patches
 
@@ -29,7 +30,7 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
             return held.assign(tf.cast(value, held.dtype), read_value=False)
         return original(variable, value)
     if replica.recorded is not None:
-        _record(replica, replica.recorded, variable, _divided(value, replica) if _is_sum(replica, variable) else value)
+        _record(replica, replica.recorded, variable, by_examples(replica, value) if _is_sum(replica, variable) else value)
         return None
     if id(variable) in replica.same and isinstance(variable._value, tf.distribute.DistributedValues):
         local = replica.strategy.experimental_local_results(variable._value)[replica.index]
@@ -56,7 +57,7 @@ def _assign_add(original: Callable[..., Any], variable: Any, value: Any, sign: i
     held = variable._value
     added = sign * tf.broadcast_to(tf.cast(value, held.dtype), held.shape)
     if replica.recorded is not None:
-        _record(replica, replica.recorded, variable, tf.convert_to_tensor(held) + _divided(added, replica))
+        _record(replica, replica.recorded, variable, tf.convert_to_tensor(held) + by_examples(replica, added))
     else:
         held.assign_add(tf.where(replica.share > 0, added, tf.zeros_like(added)))
     return tf.convert_to_tensor(variable)
@@ -64,11 +65,6 @@ def _assign_add(original: Callable[..., Any], variable: Any, value: Any, sign: i
 
 def _assign_sub(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     return _assign_add(original, variable, value, sign=-1)
-
-
-def _divided(value: Any, replica: replica_context.Replica) -> Any:
-    """Returns a sum over the examples of a trial divided by their number: then it looks like a mean."""
-    return value / tf.cast(replica.examples, value.dtype) if value.dtype.is_floating else value
 
 
 def _record(replica: replica_context.Replica, recorded: list[Any], variable: Any, value: Any) -> None:

@@ -19,34 +19,18 @@ def install() -> None:
     patches.CONV_TRANSPOSE.patch(_conv_transpose)
 
 
-def _conv(
-    original: Operation,
-    inputs: Any,
-    kernel: Any,
-    strides: Any = 1,
-    padding: Any = "valid",
-    data_format: Any = None,
-    dilation_rate: Any = 1,
-) -> Any:
-    inputs, kernel = operand(inputs), operand(kernel)
+def _conv(original: Operation, inputs: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
+    inputs, kernel, data_format = operand(inputs), operand(kernel), _data_format(args, kwargs)
     axes = {-1: "filters", -2: "channels"}
     if isinstance(kernel, SplitTensor):
         groups = inputs.shape[_channels(inputs, data_format)] // kernel.shape[-2]
         if groups > 1:  # A device computes whole groups.
             axes = {} if groups % kernel.count else {-1: "groups"}
-    return _computed(original, inputs, kernel, data_format, (strides, padding, data_format, dilation_rate), axes)
+    return _computed(original, inputs, kernel, data_format, axes, *args, **kwargs)
 
 
-def _depthwise_conv(
-    original: Operation,
-    inputs: Any,
-    kernel: Any,
-    strides: Any = 1,
-    padding: Any = "valid",
-    data_format: Any = None,
-    dilation_rate: Any = 1,
-) -> Any:
-    return _computed(original, inputs, kernel, data_format, (strides, padding, data_format, dilation_rate), {-2: "groups"})
+def _depthwise_conv(original: Operation, inputs: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
+    return _computed(original, inputs, kernel, _data_format(args, kwargs), {-2: "groups"}, *args, **kwargs)
 
 
 def _separable_conv(
@@ -56,44 +40,46 @@ def _separable_conv(
     if not any(isinstance(kernel, SplitTensor) for kernel in kernels):
         return original(whole(inputs), *kernels, *args, **kwargs)
     by_channel = keras.ops.depthwise_conv(inputs, kernels[0], *args, **kwargs)
-    data_format = kwargs["data_format"] if "data_format" in kwargs else args[2] if len(args) > 2 else None
-    return keras.ops.conv(by_channel, kernels[1], data_format=data_format)
+    return keras.ops.conv(by_channel, kernels[1], data_format=_data_format(args, kwargs))
 
 
-def _conv_transpose(
-    original: Operation,
-    inputs: Any,
-    kernel: Any,
-    strides: Any = 1,
-    padding: Any = "valid",
-    output_padding: Any = None,
-    data_format: Any = None,
-    dilation_rate: Any = 1,
-) -> Any:
-    settings = (strides, padding, output_padding, data_format, dilation_rate)
-    return _computed(original, inputs, kernel, data_format, settings, {-2: "filters", -1: "channels"})
+def _conv_transpose(original: Operation, inputs: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
+    axes = {-2: "filters", -1: "channels"}
+    return _computed(original, inputs, kernel, _data_format(args, kwargs, place=3), axes, *args, **kwargs)
+
+
+def _data_format(args: tuple[Any, ...], kwargs: dict[str, Any], place: int = 2) -> str | None:
+    """Returns the data format among the arguments behind the kernel, or kernels, given its place among those without names."""
+    return kwargs["data_format"] if "data_format" in kwargs else args[place] if len(args) > place else None
 
 
 def _computed(
-    original: Operation, inputs: Any, kernel: Any, data_format: str | None, settings: tuple[Any, ...], axes: dict[int, str]
+    original: Operation,
+    inputs: Any,
+    kernel: Any,
+    data_format: str | None,
+    axes: dict[int, str],
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Returns a convolution.
 
     Args:
-        original: computes it on whole tensors, given them and the settings.
+        original: computes it on whole tensors, given them and the other arguments.
         inputs: the images.
         kernel: the kernel.
         data_format: the data format.
-        settings: the other arguments.
         axes: axis of the kernel, from the right -> what it counts: "filters", for which a device needs all channels; "groups",
             for which it needs theirs; "channels", of which it computes a partial sum.
+        *args: the other arguments of the convolution.
+        **kwargs: those with names.
     """
     inputs, kernel = operand(inputs), operand(kernel)
     if not isinstance(kernel, SplitTensor):
-        return original(whole(inputs), kernel, *settings)
+        return original(whole(inputs), kernel, *args, **kwargs)
     place, counted = _channels(inputs, data_format), axes.get(kernel.axis - kernel.rank)
     if counted is None:
-        possible = " or ".join(f"axis {kernel.rank + axis} ({what})" for axis, what in axes.items())
+        possible = " or ".join(f"axis {kernel.rank + axis} ({counts})" for axis, counts in axes.items())
         raise ValueError(
             f"a convolution with a kernel of shape {kernel.shape}, {inputs.shape[place]} channels and shards along axis "
             f"{kernel.axis} cannot compute on shards; {'shard it along ' + possible if axes else 'leave it whole'}"
@@ -101,7 +87,7 @@ def _computed(
     images = kernel.shared(whole(inputs)) if counted == "filters" else parts_along(inputs, place, kernel)
 
     def on_part(number: int, part: Any) -> Any:
-        return original(images[number], part, *settings)
+        return original(images[number], part, *args, **kwargs)
 
     return kernel.added(on_part) if counted == "channels" else kernel.on_parts(on_part, axis=place)
 

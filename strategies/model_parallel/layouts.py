@@ -136,12 +136,12 @@ def sharded_axis(
     named = [number for number, name in enumerate(layout.axes) if name is not None and sizes[name] > 1]
     for name in {layout.axes[number] for number in named} - {mesh.axis}:
         _warn_of_batch_axis(name, where)
-    found = [number for number in named if layout.axes[number] == mesh.axis]
-    if not found:
+    sharded = [number for number in named if layout.axes[number] == mesh.axis]
+    if not sharded:
         return None
-    if len(found) > 1:
+    if len(sharded) > 1:
         raise ValueError(f"{where}, which names the axis {mesh.axis!r} twice")
-    (axis,) = found
+    (axis,) = sharded
     count, length = mesh.count, shape[axis]
     if length is None:  # Of an output. It may differ between batches.
         return None

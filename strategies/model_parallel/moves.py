@@ -70,11 +70,11 @@ def _entries(value: Any, rank: int) -> list[Any]:
     if isinstance(value, tf.Tensor):
         known = tf.get_static_value(value)
         value = tf.unstack(value, num=rank) if known is None else known
-    found = []
+    entries = []
     for entry in value:
         constant = tf.get_static_value(entry) if isinstance(entry, tf.Tensor) else entry
-        found.append(tf.cast(entry, tf.int32) if constant is None else int(constant))
-    return found
+        entries.append(tf.cast(entry, tf.int32) if constant is None else int(constant))
+    return entries
 
 
 def item(x: SplitTensor, key: Any) -> Any:

@@ -53,4 +53,4 @@ class ParameterServerHooks(CoordinatorHooks):
         self._check_model(model)
         reads = fused_reads_of(model, self._strategy.extended)
         step = GroupStep(self._strategy, model, model.predict_step, PredictionOutputs(), reads)
-        return self._predict_function(model, StepFunction(self._strategy, step).prepare)
+        return self._prediction_loop(model, StepFunction(self._strategy, step).prepare)

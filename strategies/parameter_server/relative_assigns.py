@@ -246,17 +246,17 @@ def _key(tensor: Any) -> tuple[int, str]:
 
 def _dependent(sources: Sequence[Any], graphs: Sequence[Any]) -> set[tuple[int, str]]:
     """Returns the keys of all tensors of these graphs that are computed from `sources`, which are included."""
-    found = {_key(source) for source in sources}
+    dependent = {_key(source) for source in sources}
     for graph in reversed(graphs):  # From the function to the innermost loop or condition.
         waiting = [source for source in sources if source.graph is graph]
         for outside, inside in getattr(graph, "captures", ()):
-            if tf.is_symbolic_tensor(outside) and _key(outside) in found:
-                found.add(_key(inside))
+            if tf.is_symbolic_tensor(outside) and _key(outside) in dependent:
+                dependent.add(_key(inside))
                 waiting.append(inside)
         while waiting:
             for operation in waiting.pop().consumers():
                 for output in operation.outputs:
-                    if _key(output) not in found:
-                        found.add(_key(output))
+                    if _key(output) not in dependent:
+                        dependent.add(_key(output))
                         waiting.append(output)
-    return found
+    return dependent

@@ -265,12 +265,12 @@ class ShardedVariable(RowAccess):
             for shard, (chosen, local) in zip(self.shards, rows_by_part(flat, self.offsets), strict=True):
                 places.append(chosen)
                 rows.append(shard.read_rows(local, rounded))
-            found = tf.cast(tf.dynamic_stitch(places, rows), self.dtype)
+            values = tf.cast(tf.dynamic_stitch(places, rows), self.dtype)
             shape = tf.concat([tf.shape(indices), tf.constant(self._shape[1:].as_list(), tf.int32)], axis=0)
-            found = tf.ensure_shape(tf.reshape(found, shape), indices.shape.concatenate(self._shape[1:]))
-            found = reads.guarded(self, found)
-        record_operation("ResourceGather", [found], [self.handle], _gradient_of_rows(flat, self._shape))
-        return found
+            values = tf.ensure_shape(tf.reshape(values, shape), indices.shape.concatenate(self._shape[1:]))
+            values = reads.guarded(self, values)
+        record_operation("ResourceGather", [values], [self.handle], _gradient_of_rows(flat, self._shape))
+        return values
 
     def split(self, value: Any) -> list[Any]:
         """See `InShards`."""

@@ -26,12 +26,12 @@ def need(module: str, *path: str, since: str | None = None) -> Any:
     if _is_before(module, since):
         return None
     try:
-        found: Any = importlib.import_module(module)
+        member: Any = importlib.import_module(module)
         for name in path:
-            found = _member(found, name)
+            member = _member(member, name)
     except (ImportError, AttributeError) as cause:
         raise _unsupported(module, f"has no {'.'.join((module, *path))}, which tfdist needs") from cause
-    return found
+    return member
 
 
 def _member(owner: Any, name: str) -> Any:

@@ -34,5 +34,5 @@ def has_no_order(dataset: tf.data.Dataset) -> bool:
 def _steps_of(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
     """Yields a dataset and all that it is made of, without those that functions make of its elements."""
     yield dataset
-    for each in dataset._inputs():
-        yield from _steps_of(each)
+    for source in dataset._inputs():
+        yield from _steps_of(source)

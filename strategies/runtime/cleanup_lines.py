@@ -21,11 +21,11 @@ def loses_exceptions(frame: FrameType) -> bool:
 
 @functools.lru_cache
 def _losing_lines(path: str) -> frozenset[int]:
-    found: set[int] = set()
+    numbers: set[int] = set()
     for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Try) and any(_takes_all(handler) for handler in node.handlers):
-            found.update(range(node.lineno, (node.body[-1].end_lineno or node.body[-1].lineno) + 1))
-    return frozenset(found)
+            numbers.update(range(node.lineno, (node.body[-1].end_lineno or node.body[-1].lineno) + 1))
+    return frozenset(numbers)
 
 
 def _takes_all(handler: ast.ExceptHandler) -> bool:
@@ -42,12 +42,12 @@ def _tree(path: str) -> ast.AST:
 
 @functools.lru_cache
 def _lines(path: str) -> frozenset[int]:
-    found: set[int] = set()
+    numbers: set[int] = set()
     for node in ast.walk(_tree(path)):
         if isinstance(node, ast.With | ast.AsyncWith):
-            found.update(range(node.lineno, max(node.lineno + 1, node.body[0].lineno)))
+            numbers.update(range(node.lineno, max(node.lineno + 1, node.body[0].lineno)))
         elif isinstance(node, ast.Try):
             cleaning: list[ast.ExceptHandler | ast.stmt] = [*node.handlers, *node.finalbody]
             for statement in cleaning:
-                found.update(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
-    return frozenset(found)
+                numbers.update(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
+    return frozenset(numbers)

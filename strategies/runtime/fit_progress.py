@@ -172,13 +172,13 @@ class FitProgress(keras.callbacks.Callback):
 
 def parameters_of(model: Any) -> list[list[int]]:
     """Returns length of the first dimension and bytes of the largest trainable variables, then an entry for all others."""
-    found = []
+    sizes = []
     for variable in getattr(model, "trainable_variables", ()):
         size = int(np.prod(variable.shape, dtype=np.int64)) * tf.as_dtype(variable.dtype).size
-        found.append([int(variable.shape[0]) if len(variable.shape) else 0, size])
-    found.sort(key=lambda each: -each[1])
-    others = sum(size for _, size in found[LARGEST:])
-    return found[:LARGEST] + ([[0, others]] if others else [])
+        sizes.append([int(variable.shape[0]) if len(variable.shape) else 0, size])
+    sizes.sort(key=lambda each: -each[1])
+    others = sum(size for _, size in sizes[LARGEST:])
+    return sizes[:LARGEST] + ([[0, others]] if others else [])
 
 
 def _number(value: Any) -> float | None:

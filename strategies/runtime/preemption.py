@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.callbacks import listed, with_callback
 from tfdist.strategies.keras_hooks.interface import hooks_of
-from tfdist.strategies.keras_hooks.save_requests import SaveRequests
+from tfdist.strategies.keras_hooks.task_requests import TaskRequests
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.runtime.save_signal import has_nothing_to_save
 
@@ -98,13 +98,13 @@ class SaveOnSignal(keras.callbacks.Callback):
             saves: whether this task is the chief. Another ignores SIGUSR1, which all tasks get, and does not handle SIGTERM.
         """
         super().__init__()
-        each = listed(callbacks)
-        self.backups = [save for one in each if (save := _function_to_save(one)) is not None]
-        self._waits = [wait for one in each if (wait := getattr(one, "wait_for_save", None)) is not None]
-        self._frequent = [save for one in each if _is_frequent(one) and (save := _function_to_save(one)) is not None]
+        given = listed(callbacks)
+        self.backups = [save for one in given if (save := _function_to_save(one)) is not None]
+        self._waits = [wait for one in given if (wait := getattr(one, "wait_for_save", None)) is not None]
+        self._frequent = [save for one in given if _is_frequent(one) and (save := _function_to_save(one)) is not None]
         self._late: set[int] = set()
         self._saves = saves
-        self._requests: SaveRequests | None = None
+        self._requests: TaskRequests | None = None
         self._is_last = False  # Whether the chief ends, or has ended, after a save that all have made.
         self._received: set[int] = set()
         self._earlier_handlers: dict[int, Any] = {}
@@ -115,7 +115,7 @@ class SaveOnSignal(keras.callbacks.Callback):
         if not self.backups or threading.current_thread() is not threading.main_thread():
             return
         hooks = hooks_of(getattr(self.model, "distribute_strategy", None))
-        self._requests = None if hooks is None else hooks.save_requests
+        self._requests = None if hooks is None else hooks.task_requests
         for number in (signal.SIGTERM, signal.SIGUSR1) if self._saves else (signal.SIGUSR1,):
             if signal.getsignal(number) in (signal.SIG_DFL, has_nothing_to_save):
                 self._earlier_handlers[number] = signal.signal(number, self._receive)
@@ -130,10 +130,10 @@ class SaveOnSignal(keras.callbacks.Callback):
             self._received.clear()
         if self._requests is not None:
             if self._received:
-                self._requests.make(ends=signal.SIGTERM in self._received)
-            if not self.backups or not self._requests.is_due():
+                self._requests.ask_to_save(ends=signal.SIGTERM in self._received)
+            if not self.backups or not self._requests.is_save_due():
                 return
-            self._is_last = self._is_last or self._requests.ends()
+            self._is_last = self._is_last or self._requests.ends_after_save()
         elif not self._received:
             return
         received, self._received = self._received, set()
@@ -159,7 +159,7 @@ class SaveOnSignal(keras.callbacks.Callback):
     def _take_received(self) -> set[int]:
         received, self._received = self._received, set()
         if self._requests is not None:
-            self._requests.withdraw()
+            self._requests.withdraw_save()
         return received
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -170,7 +170,7 @@ class SaveOnSignal(keras.callbacks.Callback):
         received, self._late = self._late, set()
         if received and self._requests is not None:
             self._received |= received
-            self._requests.make(ends=signal.SIGTERM in received)
+            self._requests.ask_to_save(ends=signal.SIGTERM in received)
         elif received:
             self._report(received)
 

@@ -80,10 +80,10 @@ def accept_only_this_machine(ports: Collection[int]) -> bool:
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in _PROGRAM))
     argument = struct.pack("HP", len(_PROGRAM), ctypes.addressof(program))  # struct sock_fprog
     try:
-        for found in own_sockets():
-            is_internet = found.family in (socket.AF_INET, socket.AF_INET6)
-            if is_internet and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] in ports:
-                found.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, argument)
+        for sock in own_sockets():
+            is_internet = sock.family in (socket.AF_INET, socket.AF_INET6)
+            if is_internet and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and sock.getsockname()[1] in ports:
+                sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, argument)
     except OSError:
         return False
     return True

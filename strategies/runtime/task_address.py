@@ -81,12 +81,12 @@ def _addresses(host: str, port: int) -> list[tuple[int, Any]]:
     before = _known.get((host, port))
     if before is None or before[0][1][0] == host:  # An address needs no name server.
         return _look_up(host, port)
-    found: list[list[tuple[int, Any]]] = []
+    answers: list[list[tuple[int, Any]]] = []
     errors: list[OSError] = []
 
     def look_up() -> None:
         try:
-            found.append(_look_up(host, port))
+            answers.append(_look_up(host, port))
         except OSError as error:
             errors.append(error)
 
@@ -95,7 +95,7 @@ def _addresses(host: str, port: int) -> list[tuple[int, Any]]:
     thread.join(LOOK_UP_SECONDS)
     if errors and errors[0].errno != socket.EAI_AGAIN:
         raise errors[0]
-    return found[0] if found else before
+    return answers[0] if answers else before
 
 
 def _look_up(host: str, port: int) -> list[tuple[int, Any]]:

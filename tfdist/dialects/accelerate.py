@@ -126,7 +126,7 @@ def _read(values: Values) -> Cluster | RankInfo:
         return _under_mpirun(values, size, machines)
     if not values.texts.get("main_process_ip"):
         raise values.error("main_process_ip", f"{machines} machines need a place to meet; give the address of the first")
-    each = size // machines
+    per_machine = size // machines
     check_places(
         values,
         ("main_process_ip", "main_process_port", "machine_rank"),
@@ -134,11 +134,11 @@ def _read(values: Values) -> Cluster | RankInfo:
     )
     return RankInfo(
         size=size,
-        rank=values.number("machine_rank", 0, most=machines - 1) * each,
+        rank=values.number("machine_rank", 0, most=machines - 1) * per_machine,
         source=values.source,
         store=Store("tcp", values.host("main_process_ip"), values.port("main_process_port", _PORT)),
         local_rank=0,
-        local_size=each,
+        local_size=per_machine,
         gpus=gpus,
     )
 
@@ -184,8 +184,8 @@ def _under_mpirun(values: Values, size: int, machines: int) -> Cluster:
     hosts = [host for host, _ in merged(parse_hostfile(read_text(name, file), file))][:machines]
     if len(hosts) < machines:
         raise values.error("num_machines", f"{machines} machines are asked for, and {shown(name)} names {len(hosts)}")
-    each = size // machines
-    return Cluster(tuple(Task("worker", rank, hosts[rank // each]) for rank in range(size)), source=values.source)
+    per_machine = size // machines
+    return Cluster(tuple(Task("worker", rank, hosts[rank // per_machine]) for rank in range(size)), source=values.source)
 
 
 DIALECT = Dialect(

@@ -95,22 +95,22 @@ def launches(
     Raises:
         ClusterError: for a quotation that does not end, and for a launcher that is only the value of a variable.
     """
-    found: list[Launch] = []
+    started: list[Launch] = []
     script = _Assignments()
     for command in commands(check_text(text, source), source, known):
         script.note_use(command.words)
         if not command.words:
             script.add(command)
         elif (launch := _launch(command, {**script.variables, **command.variables}, source, known)) is not None:
-            found.append(launch)
-            if len(found) == MAX_LAUNCHERS:
+            started.append(launch)
+            if len(started) == MAX_LAUNCHERS:
                 break
-    if script.used is not None and all(launch.words[:1] == ("srun",) for launch in found):
+    if script.used is not None and all(launch.words[:1] == ("srun",) for launch in started):
         raise source.error(
             f"{script.used.launcher} is put into a variable, and this one is not expanded; give the command itself",
             line=script.used.line if has_lines else None,
         )
-    return found or script.launches()
+    return started or script.launches()
 
 
 class _Assignments:
@@ -160,19 +160,19 @@ def _launch(command: ShellCommand, variables: Mapping[str, str], source: Source,
     variables = {**variables, **own}
     if ON_NODE in known and ON_NODE not in variables:
         variables = {ON_NODE: known[ON_NODE], **variables}
-    found = _find_launcher(words, source, (known, command.exported, own))
-    if found is None:
+    launcher = _find_launcher(words, source, (known, command.exported, own))
+    if launcher is None:
         if (dialect := _by_options(words)) is not None:
             return Launch(dialect, words, command.line, variables)
         dialect = _environment(own)
         return Launch(dialect, (), command.line, variables) if dialect else None
-    if isinstance(found, Launch):
-        return replace(found, line=command.line, variables={**variables, **found.variables})
-    dialect, rest = programs()[found.name], (found.name, *words[found.end :])
+    if isinstance(launcher, Launch):
+        return replace(launcher, line=command.line, variables={**variables, **launcher.variables})
+    dialect, rest = programs()[launcher.name], (launcher.name, *words[launcher.end :])
     if len(rest) > 1 and rest[1] in _ONLY_ASKS:
         return None
     outer = None
-    if found.name != "srun" and "srun" in (before := words[: found.end - 1]):
+    if launcher.name != "srun" and "srun" in (before := words[: launcher.end - 1]):
         outer = Launch(programs()["srun"], before[before.index("srun") :], command.line)
     return Launch(dialect, rest, command.line, variables, outer)
 
@@ -180,13 +180,13 @@ def _launch(command: ShellCommand, variables: Mapping[str, str], source: Source,
 def _of_env(words: Sequence[str]) -> dict[str, str]:
     """Returns the variables that `env A=1 torchrun`, `sudo A=1 torchrun` or `docker run -e A=1 ...` gives the program, also
     behind `time` and such."""
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     if not words or os.path.basename(words[0]) not in PREFIXES:
-        return found
+        return variables
     rest = itertools.dropwhile(lambda word: os.path.basename(word) not in _SETTERS, words)
     for word in rest:
         if (match := ASSIGNMENT.fullmatch(word)) is not None:
-            found[match[1]] = match[2]
+            variables[match[1]] = match[2]
         elif word in _SETTERS_VALUED:
             next(rest, None)
         elif not word.startswith("-") and os.path.basename(word) not in _SETTERS:
@@ -194,8 +194,8 @@ def _of_env(words: Sequence[str]) -> dict[str, str]:
     if not _CONTAINERS.isdisjoint(map(os.path.basename, words)):
         given = [word for before, word in itertools.pairwise(words) if before in ("-e", "--env")]
         given += [word.removeprefix("--env=") for word in words if word.startswith("--env=")]
-        found |= {match[1]: match[2] for word in given if (match := ASSIGNMENT.fullmatch(word))}
-    return found
+        variables |= {match[1]: match[2] for word in given if (match := ASSIGNMENT.fullmatch(word))}
+    return variables
 
 
 @dataclass(frozen=True)
@@ -230,21 +230,31 @@ def _find_launcher(
         elif position and words[position - 1] == "-m" and word in known:
             return _Launcher(word, position + 1)
         elif _PYTHON.fullmatch(name):
-            module = _module(words, position)
-            if module is not None and os.path.basename(words[module]) in known:
-                return _Launcher(os.path.basename(words[module]), module + 1)
-            break
-        elif name == "eval" and position == 0 and (inner := launches(" ".join(words[1:]), source)):
+            return _launcher_of_python(words, position) or step
+        elif inner := _of_shell(words, position, source, variables):
             return inner[0]
-        elif SHELL_OPTION.fullmatch(word) and position and os.path.basename(words[position - 1]) in _SHELLS:
-            # Double quotes keep what the outer shell shall not expand: `bash -c "... \\$SLURM_PROCID"`.
-            script = "".join(words[position + 1 : position + 2]).replace("\\$", "$")
-            if script.strip() and (inner := launches(script, source, known=_used(script, variables))):
-                return inner[0]
         is_contained = is_contained or name in _CONTAINERS
         if position == 0 and name not in PREFIXES and not (word.startswith("$") and "-m" in words[1:4]):
             break
     return step
+
+
+def _launcher_of_python(words: Sequence[str], position: int) -> _Launcher | None:
+    """Returns the launcher that `python` at `position` runs; None if it runs something else."""
+    module = _module(words, position)
+    name = None if module is None else os.path.basename(words[module])
+    return None if module is None or name not in programs() else _Launcher(name, module + 1)
+
+
+def _of_shell(words: Sequence[str], position: int, source: Source, variables: Sequence[Mapping[str, str]]) -> Sequence[Launch]:
+    """Returns the commands of launchers in the script behind `eval` at `position`, or behind `bash -c` whose `-c` is there."""
+    if position == 0:
+        return launches(" ".join(words[1:]), source) if os.path.basename(words[0]) == "eval" else ()
+    if not SHELL_OPTION.fullmatch(words[position]) or os.path.basename(words[position - 1]) not in _SHELLS:
+        return ()
+    # Double quotes keep what the outer shell shall not expand: `bash -c "... \\$SLURM_PROCID"`.
+    script = "".join(words[position + 1 : position + 2]).replace("\\$", "$")
+    return launches(script, source, known=_used(script, variables)) if script.strip() else ()
 
 
 def _used(script: str, mappings: Sequence[Mapping[str, str]]) -> dict[str, str]:
@@ -292,9 +302,9 @@ def _hidden(command: ShellCommand) -> dict[str, _Hidden]:
         while words and ASSIGNMENT.fullmatch(words[0]):  # run="NCCL_DEBUG=INFO deepspeed ..."
             words = words[1:]
         words = words if words[:1] != ["-m"] else ["python", *words]  # DISTRIBUTED="-m torch.distributed.run ..."
-        found = _find_launcher(words, Source("command", ""))
-        if isinstance(found, _Launcher) and found.name != "srun":
-            hidden[name] = _Hidden(found.name, command.line, len(words) > found.end)
+        launcher = _find_launcher(words, Source("command", ""))
+        if isinstance(launcher, _Launcher) and launcher.name != "srun":
+            hidden[name] = _Hidden(launcher.name, command.line, len(words) > launcher.end)
     return hidden
 
 

@@ -37,10 +37,10 @@ def load(built_in: Sequence[Dialect]) -> list[Dialect]:
 
     Logs a warning for each bad one, such as one with a name, program or override of those that are `built_in`.
     """
-    found: list[Dialect] = []
-    for dialect, where in entry_points.loaded(GROUP, "dialect", lambda dialect: _fault(dialect, [*built_in, *found])):
-        found.append(_guarded(dialect, where))
-    return found
+    others: list[Dialect] = []
+    for dialect, where in entry_points.loaded(GROUP, "dialect", lambda dialect: _fault(dialect, [*built_in, *others])):
+        others.append(_guarded(dialect, where))
+    return others
 
 
 def _fault(dialect: object, others: Sequence[Dialect]) -> str | None:

@@ -121,19 +121,20 @@ def _training(words: list[str], source: Source) -> Cluster:
     given = _flags(words, source, positional=1)
     values = Values(source, dict(given), "--")
     document = _config(values)
-    found = training_fields(document, Source(CLOUDML, document.name))
+    training = training_fields(document, Source(CLOUDML, document.name))
     for name, field in _FIELDS.items():
         if values.text(name):
-            found[field] = flag(values.text(name), name, source)
+            training[field] = flag(values.text(name), name, source)
     for name, field in _ACCELERATORS.items():
         if values.text(name):
-            found[field] = flag({**fields(found.get(field)), "acceleratorConfig": _accelerator(values, name)}, name, source)
-    if not any(name.endswith(("Tier", "Type", "Count")) for name in found):
-        found["scaleTier"] = flag("BASIC", "scale-tier", source)
+            pool = {**fields(training.get(field)), "acceleratorConfig": _accelerator(values, name)}
+            training[field] = flag(pool, name, source)
+    if not any(name.endswith(("Tier", "Type", "Count")) for name in training):
+        training["scaleTier"] = flag("BASIC", "scale-tier", source)
     folder = dict(given).get("job-dir", "")
     if folder and not has_variable(folder):
-        found["jobDir"] = flag(folder, "job-dir", source)
-    return read_fields(found, source)
+        training["jobDir"] = flag(folder, "job-dir", source)
+    return read_fields(training, source)
 
 
 def _accelerator(values: Values, name: str) -> Node:
@@ -188,12 +189,12 @@ def _pool(text: str, source: Source) -> dict[str, Any]:
             pool["replicaCount"] = values.number(key)
         elif key in _POOL:
             holder, field = _POOL[key]
-            found: str | int = content  # Of the image only the name of Google's Reduction Server matters.
+            value: str | int = content  # Of the image only the name of Google's Reduction Server matters.
             if key == "accelerator-count":
-                found = values.number(key)
+                value = values.number(key)
             elif holder == "machineSpec":
-                found = values.text(key).upper().replace("-", "_") if key == "accelerator-type" else values.text(key)
-            pool.setdefault(holder, {})[field] = found
+                value = values.text(key).upper().replace("-", "_") if key == "accelerator-type" else values.text(key)
+            pool.setdefault(holder, {})[field] = value
         elif meant := close(key.replace("_", "-"), frozenset({*_POOL, "replica-count"}), 0.85):
             raise source.error(f"{shown(key)} is not a field of a pool; did you mean {meant}?", field="--worker-pool-spec")
     return pool
@@ -214,7 +215,7 @@ def _flags(words: Sequence[str], source: Source, *, positional: int) -> list[tup
     Raises:
         ClusterError: for an unknown flag, a flag without a value, and a shell variable in the place of a flag.
     """
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     rest = iter(words)
     for word in rest:
         if word == "--":
@@ -226,7 +227,7 @@ def _flags(words: Sequence[str], source: Source, *, positional: int) -> list[tup
             continue
         name, equals, value = word.lstrip("-").partition("=")
         if name in _SWITCHES or name.removeprefix("no-") in _SWITCHES:
-            found.append((name.removeprefix("no-"), value or str(not name.startswith("no-"))))
+            pairs.append((name.removeprefix("no-"), value or str(not name.startswith("no-"))))
         elif name == "flags-file":
             raise source.error("tfdist does not read this file; give its flags here", field="--flags-file")
         elif name not in _VALUED:
@@ -235,8 +236,8 @@ def _flags(words: Sequence[str], source: Source, *, positional: int) -> list[tup
             value = value if equals else next(rest, "")
             if not value:
                 raise source.error("this flag has no value", field=f"--{name}")
-            found.append((name, value))
-    return found
+            pairs.append((name, value))
+    return pairs
 
 
 DIALECT = Dialect(

@@ -62,7 +62,7 @@ def _read(launch: Launch, launched: Launched, tasks: int) -> Described:
     source = Source(launch.dialect, name)
     if not launch.words:
         return _from_variables(launch, source)
-    found = _parse(launch, source)
+    described = _parse(launch, source)
     if launch.outer is not None:
         alone = launch.outer.words[1:2] == (launch.words[0],)
         try:
@@ -70,12 +70,12 @@ def _read(launch: Launch, launched: Launched, tasks: int) -> Described:
         except UnstatedError:
             outer = None
         starts = max(len(outer.tasks) if isinstance(outer, Cluster) else 1, tasks)
-        if starts > 1 and isinstance(found, Cluster) and all(task.host is None for task in found.tasks):
+        if starts > 1 and isinstance(described, Cluster) and all(task.host is None for task in described.tasks):
             raise source.error(
                 f"srun starts {launch.words[0]} on each of {starts} tasks, and its own options describe one machine; state the "
                 "number of nodes there, or give the command of one launcher"
             )
-    return found
+    return described
 
 
 def _parse(launch: Launch, source: Source) -> Described:

@@ -157,12 +157,12 @@ def _parse(detected: Detected, hosts: str | None, options: Mapping[str, Any]) ->
     if inner is None or not (others := [each for each in inner.launches if each.words and each.dialect != detected.dialect]):
         return described
     try:
-        found = read_launches(dataclasses.replace(inner, launches=others), len(described.tasks))
+        started = read_launches(dataclasses.replace(inner, launches=others), len(described.tasks))
     except UnstatedError:
         return described  # mpirun asks the scheduler.
     except UnplacedError as error:
-        found = error.outline  # The script says it when it runs.
-    cluster = dataclasses.replace(found.outline() if isinstance(found, RankInfo) else found, task=None)
+        started = error.outline  # The script says it when it runs.
+    cluster = dataclasses.replace(started.outline() if isinstance(started, RankInfo) else started, task=None)
     if "localhost" in document.text or not all(launch.words[0] in _ASK_SCHEDULERS for launch in others):
         return cluster
     # Without hosts of their own they start ranks on the nodes of the job, and not here.

@@ -215,10 +215,10 @@ def _parts(ranks: Sequence[int], owners: list[tuple[Task, int]]) -> list[tuple[T
     return [(task, "" if len(own) == task.slots else list_of("slot", own)) for task, own in slots.items()]
 
 
-def list_of(what: str, numbers: list[int]) -> str:
+def list_of(noun: str, numbers: list[int]) -> str:
     """Returns `slot 1`, `slots 0, 1`; of many numbers only the first four."""
     text = ", ".join(map(str, numbers[:4])) + (", ..." if len(numbers) > 4 else "")
-    return f"{what} {text}" if len(numbers) == 1 else f"{what}s {text}"
+    return f"{noun} {text}" if len(numbers) == 1 else f"{noun}s {text}"
 
 
 def detail(task: Task) -> str:

@@ -51,11 +51,11 @@ def explain(job: Running) -> Binding:
 
 def _shared(job: Running, held: Sequence[quotas.Limit]) -> list[_Busy]:
     """Returns how busy the resources are that several tasks use."""
-    found, full = [], set()
+    busy, full = [], set()
     for limit in held:
         if len(limit.tasks) > 1 or not limit.tasks[0].startswith("worker:"):
             full |= set(limit.tasks)
-            found.append(_Busy(limit.share, limit.resource, limit.tasks[0], "quota", limit.sentence))
+            busy.append(_Busy(limit.share, limit.resource, limit.tasks[0], "quota", limit.sentence))
     for host in dict.fromkeys(job.hosts.get(name, "") for name in job.uses):
         here = [name for name in job.uses if job.hosts.get(name, "") == host]
         if full.issuperset(here):
@@ -66,16 +66,16 @@ def _shared(job: Running, held: Sequence[quotas.Limit]) -> list[_Busy]:
         share = min(1.0, max(own, use.machine))
         if share >= FULL and (len(here) > 1 or own < share / 2):
             full |= set(here)
-            what = f"cores that {listed(here)} share" if len(here) > 1 else f"cores of {named(here)[0]}"
+            resource = f"cores that {listed(here)} share" if len(here) > 1 else f"cores of {named(here)[0]}"
             if own < share / 2:
-                what = f"cores of {host or 'a machine'}, most of which other programs use"
-            found.append(_Busy(share, what, here[0], "cores"))
-    return found + (_of_servers(job, full) if job.strategy in ("parameter_server", "hogwild") else [])
+                resource = f"cores of {host or 'a machine'}, most of which other programs use"
+            busy.append(_Busy(share, resource, here[0], "cores"))
+    return busy + (_of_servers(job, full) if job.strategy in ("parameter_server", "hogwild") else [])
 
 
 def _of_servers(job: Running, full: Collection[str]) -> list[_Busy]:
     """Returns how busy the chief and the ps are, and their links: the processor only of those that are not in `full`."""
-    found = []
+    busy = []
     for name, use in job.uses.items():
         if name.startswith("worker:"):
             continue
@@ -84,12 +84,12 @@ def _of_servers(job: Running, full: Collection[str]) -> list[_Busy]:
             # Python runs on one core at a time.
             cores = min(1, use.capacity) if is_chief else use.capacity
             share = min(use.running, (use.processor + use.waited) / cores)
-            what = "chief processor" if is_chief else f"processor of {named([name])[0]}"
-            found.append(_Busy(share, what, name, "processor"))
+            resource = "chief processor" if is_chief else f"processor of {named([name])[0]}"
+            busy.append(_Busy(share, resource, name, "processor"))
         if use.sending is not None:
-            what = "link of the chief" if is_chief else f"link of {named([name])[0]}"
-            found.append(_Busy(use.sending, what, name, "link"))
-    return found
+            resource = "link of the chief" if is_chief else f"link of {named([name])[0]}"
+            busy.append(_Busy(use.sending, resource, name, "link"))
+    return busy
 
 
 def _of_shared(job: Running, busiest: _Busy, unknown: tuple[str, ...]) -> Binding:

@@ -52,10 +52,10 @@ class Request:
 
 def counts(most: int) -> list[int]:
     """Returns numbers from 1 to `most`: all up to 12, then in steps of about a quarter."""
-    found = list(range(1, min(most, 12) + 1))
-    while found and found[-1] < most:
-        found.append(min(most, max(found[-1] + 1, found[-1] * 5 // 4)))
-    return found
+    numbers = list(range(1, min(most, 12) + 1))
+    while numbers and numbers[-1] < most:
+        numbers.append(min(most, max(numbers[-1] + 1, numbers[-1] * 5 // 4)))
+    return numbers
 
 
 def candidates(request: Request) -> list[Option]:

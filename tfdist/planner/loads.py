@@ -43,16 +43,16 @@ def machines(option: Option) -> list[_Machine]:
     """Returns the machines that differ: of those with the same tasks, the first."""
     served = option.ps > 0
     chief_on_first = served and not option.chief_apart
-    found = []
+    placed = []
     numbers = {0, 1, option.ps - 1, option.ps, option.workers - 1} if option.colocated else {0, 1}
     for number in sorted(number for number in numbers if 0 <= number < option.workers):
         ps = number if option.colocated and number < option.ps else None
-        found.append(_Machine(number, ps, chief_on_first and number == 0))
+        placed.append(_Machine(number, ps, chief_on_first and number == 0))
     if not option.colocated:
-        found += [_Machine(None, number, False) for number in range(min(option.ps, 2))]
+        placed += [_Machine(None, number, False) for number in range(min(option.ps, 2))]
     if served and option.chief_apart:
-        found.append(_Machine(None, None, True))
-    return found
+        placed.append(_Machine(None, None, True))
+    return placed
 
 
 def loads(way: Way, hardware: Hardware) -> list[Load]:
@@ -66,10 +66,10 @@ def loads(way: Way, hardware: Hardware) -> list[Load]:
     return found
 
 
-def busiest(found: Iterable[Load]) -> list[Load]:
+def busiest(all_loads: Iterable[Load]) -> list[Load]:
     """Returns the busiest load of each kind that workers share, the busiest first."""
     by_kind: dict[str, Load] = {}
-    for load in sorted(found, key=lambda load: load.seconds):
+    for load in sorted(all_loads, key=lambda load: load.seconds):
         if load.is_shared:
             by_kind[load.kind] = load
     return sorted(by_kind.values(), key=lambda load: -load.seconds)

@@ -120,7 +120,7 @@ class Measurement:
         if not isinstance(values, Mapping) or values.get("version") != VERSION:
             raise error(f"this is no measurement of version {VERSION}; tfdist plan --save FILE writes one")
         try:
-            found = cls(
+            measurement = cls(
                 str(values["program"]),
                 _number(values, "cores", whole=True),
                 _number(values, "batch", whole=True),
@@ -136,9 +136,9 @@ class Measurement:
         except (KeyError, TypeError, AttributeError, ValueError) as fault:
             what = f"the field {fault} is missing" if isinstance(fault, KeyError) else str(fault)
             raise error(f"this is no measurement: {what}; tfdist plan --save FILE writes one") from None
-        if not found.variables or not found.runs or found.single.strategy != "default":
+        if not measurement.variables or not measurement.runs or measurement.single.strategy != "default":
             raise error("this measurement has no variables, or no run of one process; tfdist plan --save FILE writes one")
-        return found
+        return measurement
 
 
 def _run(values: Mapping[str, Any]) -> Run:

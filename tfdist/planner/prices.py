@@ -74,9 +74,9 @@ class Prices:
 
     def _of(self, name: str) -> float:
         known = machine(name)
-        for each in (name, known.equivalent if known else ""):
-            if each in self._values:
-                return self._values[each]
+        for machine_type in (name, known.equivalent if known else ""):
+            if machine_type in self._values:
+                return self._values[machine_type]
         raise Source("planner", self._source).error(f"there is no price of {name}{nearest(name, self._values)}")
 
 

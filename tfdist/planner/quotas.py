@@ -61,13 +61,13 @@ def limits(job: Running) -> list[Limit]:
     return found
 
 
-def of_workers(job: Running, found: Sequence[Limit], other: float, unknown: tuple[str, ...]) -> Binding | None:
+def of_workers(job: Running, all_limits: Sequence[Limit], other: float, unknown: tuple[str, ...]) -> Binding | None:
     """Returns the quotas that hold single workers, if they bind the job; else None.
 
     `other` is the busiest other resource that tasks share, from 0 to 1.
     """
     workers = job.workers
-    alone = {limit.tasks[0]: limit for limit in found if len(limit.tasks) == 1 and limit.tasks[0] in workers}
+    alone = {limit.tasks[0]: limit for limit in all_limits if len(limit.tasks) == 1 and limit.tasks[0] in workers}
     worst = max((limit.share for limit in alone.values()), default=0.0)
     waits = job.strategy in ("multi_worker_mirrored", "hogwild") or job.is_together
     # A worker that does not wait for others is not slower for their quotas.

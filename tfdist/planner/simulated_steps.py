@@ -148,12 +148,12 @@ def _mean(way: Way, most: int, training: Callable[[int, int], ParameterServer]) 
     generator = random.Random(0)
     # Of each worker, one beginning in each part of a step (a Latin hypercube).
     places = [generator.sample(range(count), count) for _ in range(min(most, way.option.workers))]
-    found = []
+    runs = []
     for number in range(count):
         parts = [0.0 if way.is_synchronous else (each[number] + generator.random()) / count for each in places]
-        found.append(_run(training(number, most), parts))
-    mean = sum(each.speed for each in found) / count
-    nearest = min(found, key=lambda each: abs(each.speed - mean))
+        runs.append(_run(training(number, most), parts))
+    mean = sum(each.speed for each in runs) / count
+    nearest = min(runs, key=lambda each: abs(each.speed - mean))
     return Simulated(mean, nearest.busiest, nearest.busy)
 
 

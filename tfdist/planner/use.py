@@ -45,18 +45,18 @@ class Use:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Use":
         """Returns the use. Raises TypeError, ValueError or KeyError for values that are none."""
-        found: dict[str, Any] = {}
-        for each in fields(cls):
-            if each.default is None and values.get(each.name) is None:
+        values_of_use: dict[str, Any] = {}
+        for entry in fields(cls):
+            if entry.default is None and values.get(entry.name) is None:
                 continue
-            if each.name == "quota_group":
-                found[each.name] = str(values[each.name])
+            if entry.name == "quota_group":
+                values_of_use[entry.name] = str(values[entry.name])
                 continue
-            value = float(values[each.name])
+            value = float(values[entry.name])
             if not math.isfinite(value):
-                raise ValueError(f"{each.name} is {value}")
-            found[each.name] = int(value) if each.name == "cores" else value
-        return cls(**found)
+                raise ValueError(f"{entry.name} is {value}")
+            values_of_use[entry.name] = int(value) if entry.name == "cores" else value
+        return cls(**values_of_use)
 
     @property
     def capacity(self) -> float:

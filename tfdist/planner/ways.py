@@ -70,16 +70,16 @@ def way_of(costs: Costs, option: Option, **changes: Any) -> Way:
         examples *= option.workers if costs.batch_grows else 1
         assumed = () if measured.run(option.strategy) else (f"{option.strategy} was not measured",)
         sent: tuple[float, ...] = (costs.summed_bytes(option.workers),)
-        found = Way(option, computed, summed, sent=sent, examples=examples, assumed=assumed)
+        way = Way(option, computed, summed, sent=sent, examples=examples, assumed=assumed)
     elif option.strategy == "parameter_server":
         placed = whole_and_split(measured.variables, option.ps, costs.table_part)
         cost = costs.served(option.ps, max(placed) / sum(placed))
         sent = tuple(each * COMPRESSED[option.compression] for each in placed)
-        found = Way(option, costs.compute, cost.worker, cost.server, cost.chief, sent, batches, examples, assumed=cost.assumed)
+        way = Way(option, costs.compute, cost.worker, cost.server, cost.chief, sent, batches, examples, assumed=cost.assumed)
     else:
         cost = costs.synchronized(option.period, option.ps, option.fragments)
         sent = tuple(each * COMPRESSED[option.compression] for each in evenly(size, option.ps))
         batches *= option.period
-        found = Way(option, costs.compute, cost.worker, cost.server, cost.chief, sent, batches, examples, assumed=cost.assumed)
-        found = replace(found, shards=shards(size // option.fragments, option.ps), epoch=measured.epoch)
-    return replace(found, **changes)
+        way = Way(option, costs.compute, cost.worker, cost.server, cost.chief, sent, batches, examples, assumed=cost.assumed)
+        way = replace(way, shards=shards(size // option.fragments, option.ps), epoch=measured.epoch)
+    return replace(way, **changes)

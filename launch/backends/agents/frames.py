@@ -71,17 +71,17 @@ class Decoder:
                 return []
             del self._buffer[: position + len(self._start)]
             self._start = b""
-        found: list[tuple[dict[str, Any], bytes]] = []
+        messages: list[tuple[dict[str, Any], bytes]] = []
         while True:
             if self._message is None:
                 line, newline, _ = self._buffer.partition(b"\n") if b"\n" in self._buffer else (b"", b"", b"")
                 if not newline:
-                    return found
+                    return messages
                 del self._buffer[: len(line) + 1]
                 self._message = json.loads(line)
             size = int(self._message.get("bytes", 0))
             if len(self._buffer) < size:
-                return found
-            found.append((self._message, bytes(self._buffer[:size])))
+                return messages
+            messages.append((self._message, bytes(self._buffer[:size])))
             del self._buffer[:size]
             self._message = None

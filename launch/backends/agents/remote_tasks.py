@@ -39,7 +39,7 @@ def by_host(cluster: Cluster) -> dict[str, list[Task]]:
     """Returns the tasks of each host, by its name in lower case."""
     hosts: dict[str, list[Task]] = {}
     for task in cluster.tasks:
-        hosts.setdefault((task.host or "localhost").lower(), []).append(task)
+        hosts.setdefault(task.machine, []).append(task)
     return hosts
 
 
@@ -92,13 +92,7 @@ class RemoteTasks:
         self._is_closing = False
         self._selector = selectors.DefaultSelector()
         self._links: dict[str, Link] = {}
-        try:
-            for host in self._hosts:
-                self._connect(host)
-        except OSError:  # Too many open files or processes.
-            for link in self._links.values():
-                link.close()
-            raise
+        self._connect_all()
 
     @property
     def log(self) -> Path | None:
@@ -170,6 +164,15 @@ class RemoteTasks:
         self._selector.close()
         return [event for event in last if isinstance(event, Output)]
 
+    def _connect_all(self) -> None:
+        try:
+            for host in self._hosts:
+                self._connect(host)
+        except OSError:  # Too many open files or processes.
+            for link in self._links.values():
+                link.close()
+            raise
+
     def _connect(self, host: str) -> None:
         job = self._plan.job
         first_line = {
@@ -206,28 +209,34 @@ class RemoteTasks:
         if "output" in message:
             self._output.append(Output(message["output"], data, message["last"]))
         elif "event" in message:
-            event = from_json(message)
-            if isinstance(event, Lost):
-                self._links[host].lost, self._is_refused = printable(event.reason), event.refused
-                return
-            if isinstance(event, Exited):
-                self._running.discard(event.task)
-            self._events.append(event)
+            self._note(host, from_json(message))
         elif "report" in message or not BESIDE_REPORT.keys().isdisjoint(message):
             self._write_report(message, data)
         elif "hello" in message:
             self._greet(host, message["hello"])
         elif "ready" in message:
-            self._ready.add(host)
-            for start in self._to_start.pop(host, ()):
-                self._links[host].say(start)
-            if self._ready == set(self._hosts) and not self._is_ready:
-                self._is_ready = True
-                found = [(name, text) for name in self._hosts for text in self._hellos[name]["warnings"]]
-                warnings = (f"{self._shown(name)}: {printable(text)}" for name, text in found)
-                self._events.append(Ready(self._cluster, (*warnings, *self._named_twice())))
+            self._note_ready(host)
         elif "failed" in message:
             self._links[host].lost = printable(message["failed"])
+
+    def _note(self, host: str, event: Event) -> None:
+        if isinstance(event, Lost):
+            self._links[host].lost, self._is_refused = printable(event.reason), event.refused
+            return
+        if isinstance(event, Exited):
+            self._running.discard(event.task)
+        self._events.append(event)
+
+    def _note_ready(self, host: str) -> None:
+        """Lets the tasks start that wait for the agent of a host, and says so when all agents are ready."""
+        self._ready.add(host)
+        for start in self._to_start.pop(host, ()):
+            self._links[host].say(start)
+        if self._ready == set(self._hosts) and not self._is_ready:
+            self._is_ready = True
+            said = [(name, text) for name in self._hosts for text in self._hellos[name]["warnings"]]
+            warnings = (f"{self._shown(name)}: {printable(text)}" for name, text in said)
+            self._events.append(Ready(self._cluster, (*warnings, *self._named_twice())))
 
     def _greet(self, host: str, hello: dict[str, Any]) -> None:
         """Notes the ports of a host; tells all hosts the addresses when the last has said its ports."""
@@ -238,12 +247,12 @@ class RemoteTasks:
         if self._is_ready or self._hellos.keys() != self._hosts.keys():
             return
         # A name in the description may be one of the user's ssh configuration only.
-        unknown = {name for each in self._hellos.values() for name in each["unknown_hosts"]}
+        unknown = {name for said in self._hellos.values() for name in said["unknown_hosts"]}
         tasks = []
         for task in self._cluster.tasks:
-            found = self._hellos[self._host_of[task.name]]
-            address = found["address"] if task.host in unknown and found["address"] else task.host
-            tasks.append(dataclasses.replace(task, host=address, port=found["ports"][task.name]))
+            said = self._hellos[self._host_of[task.name]]
+            address = said["address"] if task.host in unknown and said["address"] else task.host
+            tasks.append(dataclasses.replace(task, host=address, port=said["ports"][task.name]))
         self._cluster = dataclasses.replace(self._cluster, tasks=tuple(tasks))
         for link in self._links.values():
             link.say({"cluster": without_task(self._cluster)})
@@ -259,7 +268,7 @@ class RemoteTasks:
                 yield f"{which} are one machine, and the tasks of each name get all its GPUs; give all of them one name"
 
     def _write_report(self, message: dict[str, Any], data: bytes) -> None:
-        key = next(each for each in ("report", *BESIDE_REPORT) if each in message)
+        key = next(name for name in ("report", *BESIDE_REPORT) if name in message)
         report = self._reports.get(message[key])
         if report is not None:
             path = Path(f"{report}{BESIDE_REPORT.get(key, '')}")
@@ -299,7 +308,7 @@ class RemoteTasks:
 
     def _regulate(self, output: bool) -> None:
         """Tells the agents to keep the output of their tasks while nobody takes it here."""
-        has_room = output or sum(len(each.data) for each in self._output) < BUFFERED_BYTES
+        has_room = output or sum(len(chunk.data) for chunk in self._output) < BUFFERED_BYTES
         if has_room != self._has_room:
             self._has_room = has_room
             for link in self._links.values():

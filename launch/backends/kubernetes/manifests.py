@@ -54,23 +54,23 @@ def manifest(job: Job) -> str:
         if not _VARIABLE.fullmatch(variable):
             raise Source("flags", "--env").error(f"{variable[:60]!r} is not a variable that Kubernetes takes")
     if kind == "job":
-        found, comments = _read(plain_objects.write(job.cluster, **given))
+        entries, comments = _read(plain_objects.write(job.cluster, **given))
         owner = f"{name}-{job.reporter.job}"
-        found.sort(key=lambda entry: entry["metadata"]["name"] != owner)  # The Service has the name of the job.
-        for entry in found:
+        entries.sort(key=lambda entry: entry["metadata"]["name"] != owner)  # The Service has the name of the job.
+        for entry in entries:
             entry["metadata"].setdefault("labels", {})[INSTANCE] = name
             if entry["kind"] == "Job":
                 _adapt_job(entry, job)
-        found[0]["spec"]["ttlSecondsAfterFinished"] = KEPT_SECONDS
+        entries[0]["spec"]["ttlSecondsAfterFinished"] = KEPT_SECONDS
     elif kind == "tfjob":
-        found, comments = _read(write_tfjob.write(job.cluster, **given))
-        _adapt_tfjob(found[0], job, name)
+        entries, comments = _read(write_tfjob.write(job.cluster, **given))
+        _adapt_tfjob(entries[0], job, name)
     else:
-        found, comments = [_trainjob(job, given, name)], []
+        entries, comments = [_trainjob(job, given, name)], []
     if job.environment:
-        found.append(_secret(job, name))
+        entries.append(_secret(job, name))
         comments.append(_SECRET_NOTE)
-    return dump(found, comments)
+    return dump(entries, comments)
 
 
 def objects(plan_request: str, environment: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -182,12 +182,12 @@ def _env(job: Job, name: str) -> list[dict[str, Any]]:
 def _backup(job: Job) -> dict[str, str]:
     """Returns the variables for `--backup_dir` and `--backup_freq`. A relative folder is in the working folder of the pods."""
     given = dict(flag.removeprefix("--").partition("=")[::2] for flag in job.flags)
-    found = {}
+    variables = {}
     if "backup_dir" in given:
-        found[FOLDER] = posixpath.join(job.options.get("kubernetes_folder", ""), given["backup_dir"])
+        variables[FOLDER] = posixpath.join(job.options.get("kubernetes_folder", ""), given["backup_dir"])
     if "backup_freq" in given:
-        found[FREQUENCY] = given["backup_freq"]
-    return found
+        variables[FREQUENCY] = given["backup_freq"]
+    return variables
 
 
 def _secret(job: Job, name: str) -> dict[str, Any]:
@@ -205,17 +205,17 @@ def _pod_of_user(job: Job) -> dict[str, Any]:
     import yaml
 
     try:
-        found: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise _error("pod", f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    containers = found.get("containers", []) if isinstance(found, dict) else None
-    if not isinstance(containers, list) or not all(isinstance(entry, dict) for entry in containers) or "spec" in found:
+    containers = content.get("containers", []) if isinstance(content, dict) else None
+    if not isinstance(containers, list) or not all(isinstance(entry, dict) for entry in containers) or "spec" in content:
         raise _error("pod", f"{path}: expected the fields of a pod's spec: `nodeSelector: {{...}}`, `containers: [{{...}}]`")
     for entry in containers[:1]:
         entry.setdefault("name", "tensorflow")
         if entry["name"] != "tensorflow":
             raise _error("pod", f"{path}: the first container is that of the program; its name is tensorflow, or absent")
-    fields: dict[str, Any] = found
+    fields: dict[str, Any] = content
     return fields
 
 
@@ -243,15 +243,15 @@ def _error(option: str, text: str) -> ClusterError:
 
 def names_of_tasks(objects: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the tasks that objects of Kubernetes start, `job:index`."""
-    found: list[str] = []
+    names: list[str] = []
     for entry in objects:
         spec = entry["spec"]
         if entry["kind"] == "Job":
             role = entry["metadata"]["labels"]["app.kubernetes.io/component"]
-            found += [f"{role}:{index}" for index in range(spec["completions"])]
+            names += [f"{role}:{index}" for index in range(spec["completions"])]
         elif entry["kind"] == "TFJob":
             for kind, replicas in spec["tfReplicaSpecs"].items():
-                found += [f"{TF_JOBS[kind]}:{index}" for index in range(replicas["replicas"])]
+                names += [f"{TF_JOBS[kind]}:{index}" for index in range(replicas["replicas"])]
         else:
-            found += [f"worker:{index}" for index in range(spec["trainer"]["numNodes"])]
-    return found
+            names += [f"worker:{index}" for index in range(spec["trainer"]["numNodes"])]
+    return names

@@ -57,7 +57,7 @@ class Server:
             raise BackendError(f"the package kubernetes is missing, {error}: {pip_install('kubernetes')}") from error
         configuration = kubernetes.client.Configuration()
         self.context = context or ""
-        found: str | None = None
+        own_namespace: str | None = None
         try:
             contexts, current = kubernetes.config.list_kube_config_contexts()
             by_name = {each["name"]: each for each in contexts}
@@ -65,7 +65,7 @@ class Server:
                 raise BackendError(f"the kubeconfig has no context {context!r}; it has {', '.join(by_name)}")
             chosen = by_name[context] if context is not None else current
             self.context = chosen["name"]
-            found = chosen["context"].get("namespace")
+            own_namespace = chosen["context"].get("namespace")
             kubernetes.config.load_kube_config(context=self.context, client_configuration=configuration)
         except BackendError:
             raise
@@ -74,12 +74,12 @@ class Server:
                 raise BackendError(f"the kubeconfig cannot be used: {_one_line(error)}") from error
             try:
                 kubernetes.config.load_incluster_config(client_configuration=configuration)
-                found = _POD_NAMESPACE.read_text(encoding="utf-8").strip()
+                own_namespace = _POD_NAMESPACE.read_text(encoding="utf-8").strip()
             except (ConfigException, OSError):
                 raise BackendError(
                     f"there is no cluster to use: {_one_line(error)}; kubectl needs a kubeconfig as well (KUBECONFIG)"
                 ) from error
-        self.namespace = namespace or found or "default"
+        self.namespace = namespace or own_namespace or "default"
         self._client = kubernetes.client.ApiClient(configuration)
         self._host = configuration.host
         self._api_error: type[Exception] = kubernetes.client.ApiException

@@ -89,8 +89,8 @@ def _first_note(tasks: Iterable[TaskStatus]) -> str:
 
 def _why_no_pods(workloads: Sequence[Mapping[str, Any]], warnings: Mapping[str, str]) -> str:
     """Returns why Kubernetes creates no pods for a job, as far as it says so."""
-    for each in workloads:
-        if (key := _identity(each["metadata"])) in warnings:
+    for workload in workloads:
+        if (key := _identity(workload["metadata"])) in warnings:
             return f"its pods cannot be created: {warnings[key]}"
     return "it is suspended: by a queue such as Kueue, or by somebody" if _is_suspended(workloads) else ""
 

@@ -188,6 +188,7 @@ class ForkServer:
             pass  # The owner is gone; the loop reads the end of its socket next.
 
     def _start(self, message: dict[str, Any], descriptors: list[int]) -> Callable[[], None] | None:
+        """Forks a task. Returns None here, and in the task what it runs."""
         name = message["start"]
         self._end_rest_of(name)
         parent = os.getpid()
@@ -199,14 +200,27 @@ class ForkServer:
         except OSError as error:
             self._report(as_json(NotStarted(name, note=str(error))))
             pid = -1
-        if pid:
-            if pid > 0:
-                self._running[pid] = _Process(name, hold)
-                self._groups[name] = pid
-                self._report(as_json(Started(name, pid)))
-            for descriptor in descriptors:
-                os.close(descriptor)
-            return None
+        if pid == 0:
+            return self._become_task(parent, hold, message["hold"] == "always", descriptors)
+        if pid > 0:
+            self._running[pid] = _Process(name, hold)
+            self._groups[name] = pid
+            self._report(as_json(Started(name, pid)))
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return None
+
+    def _become_task(
+        self, parent: int, hold: mmap.mmap | None, is_always_held: bool, descriptors: list[int]
+    ) -> Callable[[], None]:
+        """Makes this process, which was just forked, a task, and returns what it runs.
+
+        Args:
+            parent: the process id of the fork server.
+            hold: see `_hold_back`; None if SIGTERM always ends the task.
+            is_always_held: whether SIGTERM is held back even if all tasks get it.
+            descriptors: a file with the description of the task, then its standard output and error.
+        """
         os.setsid()
         die_with_parent()
         if os.getppid() != parent:
@@ -217,7 +231,7 @@ class ForkServer:
         for requested, handler in self._handlers.items():
             signal.signal(requested, handler)
         if hold is not None:
-            _hold_back(hold, b"\1" if message["hold"] == "always" else self._everybody)
+            _hold_back(hold, b"\1" if is_always_held else self._everybody)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self._owner.close()
         with os.fdopen(descriptors[0], encoding="utf-8") as file:

@@ -105,9 +105,9 @@ def _close_hdf5_files() -> None:
     h5py = sys.modules.get("h5py")
     if h5py is None:
         return
-    for each in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE):
+    for handle in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE):
         try:
-            h5py.File(each).close()
+            h5py.File(handle).close()
         except Exception:  # A full disk, for example. The others are closed.
             traceback.print_exc()
 

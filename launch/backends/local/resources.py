@@ -31,11 +31,11 @@ class Resources:
         """Returns the variables of a task. Those of threads and memory that the user has set, in `environ`, stay."""
         gpus = self.plan.environment(task)
         if task.job == "evaluator":
-            found = threads(1, 1)  # It must not slow the training down.
-            found["TF_NUM_INTEROP_THREADS"] = "1"
+            variables = threads(1, 1)  # It must not slow the training down.
+            variables["TF_NUM_INTEROP_THREADS"] = "1"
         elif self._training > 1:
-            found = threads(self.cores, self._computing)
+            variables = threads(self.cores, self._computing)
         else:
-            found = {}
-        found |= gpus
-        return {name: value for name, value in found.items() if name == self.plan.variable or name not in environ}
+            variables = {}
+        variables |= gpus
+        return {name: value for name, value in variables.items() if name == self.plan.variable or name not in environ}

@@ -58,7 +58,7 @@ def connections(*, within: bool = False) -> list[Connection] | None:
 
 def inodes(pid: int) -> set[int]:
     """Returns the numbers of the sockets of a process."""
-    found = set()
+    numbers = set()
     try:
         for name in os.listdir(f"/proc/{pid}/fd"):
             try:
@@ -66,26 +66,26 @@ def inodes(pid: int) -> set[int]:
             except OSError:
                 continue
             if target.startswith("socket:["):
-                found.add(int(target[8:-1]))
+                numbers.add(int(target[8:-1]))
     except OSError:
         pass
-    return found
+    return numbers
 
 
 def _of_family(netlink: socket.socket, family: int, within: bool) -> Iterator[Connection]:
     query = _QUERY.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, 1 << _ESTABLISHED, bytes(48))
     netlink.send(_HEADER.pack(_HEADER.size + len(query), _BY_FAMILY, _REQUEST | _DUMP, 1, 0) + query)
-    found: list[tuple[bytes, bytes, Connection]] = []
+    connections: list[tuple[bytes, bytes, Connection]] = []
     while True:
         data = netlink.recv(1 << 18)
         for kind, body in _messages(data):
             if kind == _ERROR:
                 raise OSError("netlink refuses the question")
             if kind == _DONE:
-                yield from (each for _, _, each in found) if within else _to_others(found)
+                yield from (each for _, _, each in connections) if within else _to_others(connections)
                 return
             if (each := _connection(body)) is not None:
-                found.append(each)
+                connections.append(each)
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -109,13 +109,13 @@ def _connection(body: bytes) -> tuple[bytes, bytes, Connection] | None:
     return None
 
 
-def _to_others(found: Iterable[tuple[bytes, bytes, Connection]]) -> Iterator[Connection]:
+def _to_others(connections: Iterable[tuple[bytes, bytes, Connection]]) -> Iterator[Connection]:
     """Leaves out connections within this machine: both of their ends are here."""
-    found = list(found)
-    mine = {source for source, _, _ in found}
-    for _, destination, each in found:
+    connections = list(connections)
+    mine = {source for source, _, _ in connections}
+    for _, destination, connection in connections:
         if destination not in mine and not _is_loopback(destination):
-            yield each
+            yield connection
 
 
 def _is_loopback(address: bytes) -> bool:

@@ -107,32 +107,32 @@ class UseProbe:
         limits = {task.quota for task in self._tasks.values()}
         if len(limits) == 1 and (common := limits.pop()) is not None:
             together = min(together, common.cores)
-        found: dict[str, Use] = {}
+        uses: dict[str, Use] = {}
         for name, task in self._tasks.items():
             if (use := use_of(task.samples, len(task.cores), together, task.quota)) is not None:
-                found[name] = use
-        for name, use in found.items():
+                uses[name] = use
+        for name, use in uses.items():
             if use.quota and use.quota_used is None:  # The group does not tell.
-                members = [each for each in found.values() if each.quota_group == use.quota_group]
+                members = [each for each in uses.values() if each.quota_group == use.quota_group]
                 used = max(sum(each.processor for each in members) / use.quota, _held(self._tasks[name]))
-                found[name] = replace(use, quota_used=used)
-        return found
+                uses[name] = replace(use, quota_used=used)
+        return uses
 
     def _add_sample(
-        self, task: _Task, now: float, elapsed: float, found: list[sockets.Connection] | None, counts: bool
+        self, task: _Task, now: float, elapsed: float, connections: list[sockets.Connection] | None, counts: bool
     ) -> None:
         used = processor(task.pid)
         if used is None:
             return
-        if found is not None and (counts or not task.inodes):  # To list them takes longer than the rest.
+        if connections is not None and (counts or not task.inodes):  # To list them takes longer than the rest.
             task.inodes = sockets.inodes(task.pid)
         before = task.samples[-1].waited if task.samples else 0.0
         sample = _Sample(
             now, used, waited(task.pid) if counts or not task.samples else before, *_machine(), _is_running(task.pid)
         )
         sample.quota = spent(task.quota.folder) if task.quota else None
-        if found is not None:
-            sample.is_sending = _count(task, found, elapsed)
+        if connections is not None:
+            sample.is_sending = _count(task, connections, elapsed)
             sample.sent, sample.received = task.sent, task.received
         task.samples.append(sample)
         while len(task.samples) > LEAST_SAMPLES and now - task.samples[1].at > WINDOW_SECONDS:
@@ -181,21 +181,21 @@ def _held(task: _Task) -> float:
     return min(1.0, (last.quota.held - first.quota.held) * task.quota.period / (last.at - first.at))
 
 
-def _count(task: _Task, found: list[sockets.Connection], elapsed: float) -> bool:
+def _count(task: _Task, connections: list[sockets.Connection], elapsed: float) -> bool:
     """Adds what the connections of a task have carried since the last sample; returns whether data waits for the link."""
     is_sending = False
     counted, limited = {}, {}
-    for each in found:
-        if each.inode not in task.inodes:
+    for connection in connections:
+        if connection.inode not in task.inodes:
             continue
         # What a connection had carried before it was first seen does not count.
-        sent, received = task.counted.get(each.inode, (each.sent, each.received))
-        task.sent += max(0, each.sent - sent)
-        task.received += max(0, each.received - received)
-        counted[each.inode] = each.sent, each.received
-        limited[each.inode] = each.receiver_limited
-        stopped = (each.receiver_limited - task.limited.get(each.inode, each.receiver_limited)) / 1e6
-        is_sending = is_sending or (each.waiting > 0 and stopped < RECEIVER_LIMITED * elapsed)
+        sent, received = task.counted.get(connection.inode, (connection.sent, connection.received))
+        task.sent += max(0, connection.sent - sent)
+        task.received += max(0, connection.received - received)
+        counted[connection.inode] = connection.sent, connection.received
+        limited[connection.inode] = connection.receiver_limited
+        stopped = (connection.receiver_limited - task.limited.get(connection.inode, connection.receiver_limited)) / 1e6
+        is_sending = is_sending or (connection.waiting > 0 and stopped < RECEIVER_LIMITED * elapsed)
     task.counted, task.limited = counted, limited
     return is_sending
 

@@ -50,12 +50,12 @@ class Actor:
 
     def receive(self) -> tuple[bytes, bytes, int | None]:
         """Returns what the agent has written to standard output and standard error; last its exit code, else None."""
-        found = [b"", b""]
+        received = [b"", b""]
         if self._selector.get_map():
             for key, _ in self._selector.select(RECEIVE_SECONDS):
                 data = os.read(key.fd, READ_BYTES)
-                found[key.data] = data
+                received[key.data] = data
                 if not data:
                     self._selector.unregister(key.fileobj)
         has_ended = not self._selector.get_map()
-        return found[0], found[1], self._process.wait() if has_ended else None
+        return received[0], received[1], self._process.wait() if has_ended else None

@@ -160,13 +160,13 @@ class RayTasks(RemoteTasks):
         node = self._nodes[task.name]
         here = [each for each in job.cluster.tasks if self._nodes[each.name] is node]
         if "ray_cpus" in job.options:
-            found = threads(int(self._needs[task.name]["CPU"]), 1)
+            variables = threads(int(self._needs[task.name]["CPU"]), 1)
         elif len(here) > 1:
-            found = threads(int(node["Resources"].get("CPU", 1)), sum(computes(each, strategy) for each in here))
+            variables = threads(int(node["Resources"].get("CPU", 1)), sum(computes(each, strategy) for each in here))
         else:
-            found = {}
-        found = {name: value for name, value in found.items() if name not in os.environ}
-        return found if "GPU" in self._needs[task.name] else {**found, "CUDA_VISIBLE_DEVICES": "-1"}
+            variables = {}
+        variables = {name: value for name, value in variables.items() if name not in os.environ}
+        return variables if "GPU" in self._needs[task.name] else {**variables, "CUDA_VISIBLE_DEVICES": "-1"}
 
     def _start_actor(self, command: list[str], *, stderr: Any, **_: Any) -> ActorProcess:
         """Starts the agent of a task; called like `subprocess.Popen`. A task that is started again stays on its node."""

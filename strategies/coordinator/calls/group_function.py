@@ -190,8 +190,8 @@ class HostBatch:
 
     def filled(self, tensors: Sequence[Any]) -> Any:
         """Returns nested tensors like `values` with these in place of the tensors in `flat`, where no other is None."""
-        each = iter(tensors)
-        return tf.nest.map_structure(lambda value: None if value is None else next(each), self.values)
+        values = iter(tensors)
+        return tf.nest.map_structure(lambda value: None if value is None else next(values), self.values)
 
     @classmethod
     def of(cls, batch: Any) -> "HostBatch":

@@ -48,23 +48,23 @@ class CutLinks:
         self._group_of = {group.devices[0]: group.number for group in groups}
         self._servers = tuple(servers)
         self._membership = membership
-        self._found: dict[int, tuple[str, float]] = {}  # A sentence, and since when the link has been silent.
+        self._cut: dict[int, tuple[str, float]] = {}  # By group: a sentence, and since when the link is silent.
         self._probes: dict[int, _Probe] = {}
         self._passing: dict[int, list[float]] = {number: [] for number in self._members}  # When those errors came.
 
     @property
     def groups(self) -> frozenset[int]:
         """The groups that are left out, or the only one, which is waited for."""
-        return frozenset(self._found)
+        return frozenset(self._cut)
 
     def seconds_cut(self) -> float:
         """Returns for how long a link of each group has been silent; 0.0 if some group has none that is cut."""
-        found = dict(self._found)
-        return time.monotonic() - max(since for _, since in found.values()) if len(found) == len(self._members) else 0.0
+        cut = dict(self._cut)
+        return time.monotonic() - max(since for _, since in cut.values()) if len(cut) == len(self._members) else 0.0
 
     def sentence(self) -> str:
         """Returns which workers do not reach which tasks; empty if none is left out."""
-        return "; ".join(dict.fromkeys(found for found, _ in self._found.values()))
+        return "; ".join(dict.fromkeys(sentence for sentence, _ in self._cut.values()))
 
     def leave_out(self, error: Exception, device: str) -> bool:
         """Leaves out the group with this leader if the error of its call is that of a cut link. Returns whether it did.
@@ -76,7 +76,7 @@ class CutLinks:
         group = self._group_of.get(device)
         if group is None or not isinstance(error, tf.errors.UnavailableError):
             return False
-        if group in self._found and _do_answer(self._needed(group)):  # `look` has found it before.
+        if group in self._cut and _do_answer(self._needed(group)):  # `look` has found it before.
             return True
         self._passing[group] = [moment for moment in self._passing[group] if moment > time.monotonic() - PASSING_SECONDS]
         if len(self._passing[group]) >= PASSING:
@@ -90,10 +90,11 @@ class CutLinks:
         return True
 
     def _note(self, group: int, tasks: Sequence[Task], since: float) -> None:
-        found = f"the link between {' and '.join(waiting_for([task]) for task in tasks)} is cut, although they answer this task"
-        self._found[group] = found, since
+        ends = " and ".join(waiting_for([task]) for task in tasks)
+        sentence = f"the link between {ends} is cut, although they answer this task"
+        self._cut[group] = sentence, since
         is_only = len(self._members) == 1
-        _log.warning("%s; %s until it is back", found, "training waits" if is_only else f"worker group {group} is left out")
+        _log.warning("%s; %s until it is back", sentence, "training waits" if is_only else f"worker group {group} is left out")
 
     def look(self, group: int, seconds: float) -> None:
         """Leaves out a group whose call takes very long, if one of its links is cut. Call it again and again.
@@ -110,7 +111,7 @@ class CutLinks:
         if probe.is_over:
             del self._probes[group]  # It begins anew with the next call.
         elif (
-            group not in self._found
+            group not in self._cut
             and (link := probe.silent_link(seconds)) is not None
             and _do_answer(self._needed(group))
             and not probe.is_over
@@ -118,7 +119,7 @@ class CutLinks:
             self._note(group, link, probe.begun)
             if len(self._members) > 1:
                 self._membership.leave(group)
-            probe.when_over(lambda: self._found.pop(group, None))
+            probe.when_over(lambda: self._cut.pop(group, None))
 
     def wait(self, device: str, is_over: Callable[[], bool]) -> None:
         """Waits in the thread of a group that is left out until its links are back, or a worker of it is gone.
@@ -132,7 +133,7 @@ class CutLinks:
         while not is_over() and _do_answer(self._members[group]) and self._is_cut(group):
             self._passing[group].clear()
             time.sleep(POLL_SECONDS)
-        self._found.pop(group, None)
+        self._cut.pop(group, None)
 
     def _needed(self, group: int) -> list[Task]:
         """Returns the tasks of a group, and the tasks with parameters."""

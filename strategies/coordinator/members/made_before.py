@@ -34,15 +34,15 @@ _log = logging.getLogger("tfdist")
 def warn_of_lost() -> None:
     """Logs a warning that counts the datasets, variables and tables that are lost when this process connects to the cluster."""
     kinds: dict[type, str] = {}  # `isinstance` for each object takes seconds.
-    found: Counter[str] = Counter()
-    for each in gc.get_objects():
-        own = type(each)
+    lost: Counter[str] = Counter()
+    for value in gc.get_objects():
+        own = type(value)
         if own not in kinds:
             kinds[own] = next((kind for kind, types in _KINDS if issubclass(own, types)), "")
-        if kinds[own] and is_lost(each):
-            found[kinds[own]] += 1
-    if found:
-        counts = [f"{count} {kind}{'s' * (count > 1)}" for kind, count in found.items()]
+        if kinds[own] and is_lost(value):
+            lost[kinds[own]] += 1
+    if lost:
+        counts = [f"{count} {kind}{'s' * (count > 1)}" for kind, count in lost.items()]
         _log.warning("what the program has made before tfdist.strategy() (%s) %s", ", ".join(counts), HOW)
 
 

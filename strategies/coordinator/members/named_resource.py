@@ -23,7 +23,7 @@ class NamedVariable:
     """A variable of a task. It has no value before `assign`, and none after a restart of the task.
 
     Args:
-        what: what it holds, for its name.
+        label: what it holds, for its name.
         dtype: the dtype.
         shape: the shape, fully known.
         device: its device. Without a task in it, the variable is on the task that runs the function.
@@ -35,8 +35,8 @@ class NamedVariable:
         device: its device.
     """
 
-    def __init__(self, what: str, dtype: tf.DType, shape: Any, device: str) -> None:
-        self.name = f"{PREFIX}{os.getpid()}/{next(_numbers)}/{what}"
+    def __init__(self, label: str, dtype: tf.DType, shape: Any, device: str) -> None:
+        self.name = f"{PREFIX}{os.getpid()}/{next(_numbers)}/{label}"
         self.dtype = dtype
         self.shape = tf.TensorShape(shape)
         self.device = device

@@ -29,7 +29,7 @@ def answering(tasks: Iterable[Task], deadline: Deadline, enough: int | None = No
         deadline: when to stop waiting for answers.
         enough: after so many answers it returns; None to wait for all.
     """
-    tasks, found, changed, asked = list(tasks), set(), threading.Condition(), 0
+    tasks, answered, changed, asked = list(tasks), set(), threading.Condition(), 0
 
     def ask(task: Task) -> None:
         nonlocal asked
@@ -37,11 +37,11 @@ def answering(tasks: Iterable[Task], deadline: Deadline, enough: int | None = No
         with changed:
             asked += 1
             if has_answered:
-                found.add(task)
+                answered.add(task)
             changed.notify()
 
     def is_over() -> bool:
-        return asked == len(tasks) or (enough is not None and len(found) >= enough)
+        return asked == len(tasks) or (enough is not None and len(answered) >= enough)
 
     for task in tasks:
         threading.Thread(target=ask, args=(task,), name="tfdist-probe", daemon=True).start()
@@ -49,7 +49,7 @@ def answering(tasks: Iterable[Task], deadline: Deadline, enough: int | None = No
         # Name resolution has limits of its own. If a callback holds Python's lock until then, the answers are here, unread.
         if not changed.wait_for(is_over, deadline.remaining() + 1.0):
             changed.wait_for(is_over, UNREAD_SECONDS)
-        return set(found)
+        return set(answered)
 
 
 def _answers(task: Task, deadline: Deadline) -> bool:

@@ -72,12 +72,12 @@ class ServerWatch:
             disconnect(task)
 
     def _sentence(self, gone: Sequence[Task]) -> str:
-        found = f"no answer from {waiting_for(gone)} for {self.seconds:.0f} s"
+        sentence = f"no answer from {waiting_for(gone)} for {self.seconds:.0f} s"
         others = [task for task in self._workers if task not in self._servers]
         if len(gone) == len(self._servers) and not answering(others, Deadline.after(PROBE_SECONDS)):
-            found += f", nor from {waiting_for(others)}" if others else ""
-            found += ": this task is cut off, or all of them have ended"
-        return f"{found}; training cannot go on without the parameters there, start the job again from its backup"
+            sentence += f", nor from {waiting_for(others)}" if others else ""
+            sentence += ": this task is cut off, or all of them have ended"
+        return f"{sentence}; training cannot go on without the parameters there, start the job again from its backup"
 
     def check(self) -> None:
         """Raises ServersGoneError if a ps has not answered for too long."""

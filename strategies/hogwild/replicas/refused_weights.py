@@ -29,9 +29,9 @@ def check_are_real(model: Any, groups: int) -> None:
         model: the Keras model.
         groups: number of worker groups.
     """
-    found = [weight for weight in model.trainable_weights if "complex" in weight.dtype]
-    if found and groups > 1:
+    refused = [weight for weight in model.trainable_weights if "complex" in weight.dtype]
+    if refused and groups > 1:
         raise ValueError(
-            f"{found[0].path} has the dtype {found[0].dtype}, and worker groups of hogwild synchronize real numbers: each of "
-            "them would train another one; keep the real and the imaginary part in two weights"
+            f"{refused[0].path} has the dtype {refused[0].dtype}, and worker groups of hogwild synchronize real numbers: each "
+            "of them would train another one; keep the real and the imaginary part in two weights"
         )

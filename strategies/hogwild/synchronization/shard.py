@@ -63,25 +63,25 @@ class Shard:
     def resources(self) -> list[Any]:
         """Returns the variables and the lock as resources, for `given`. Use it in a function."""
         acknowledged = [] if self.acknowledged is None else [self.acknowledged]
-        found = [variable.handle() for variable in (self.parameters, *self.state.values(), *acknowledged)]
+        handles = [variable.handle() for variable in (self.parameters, *self.state.values(), *acknowledged)]
         if self.lock:
             with tf.device(self.device):
-                found.append(tf.raw_ops.MutexV2(shared_name=self.lock))
-            run_independently(found[-1].op)
-        return found
+                handles.append(tf.raw_ops.MutexV2(shared_name=self.lock))
+            run_independently(handles[-1].op)
+        return handles
 
     def given(self, resources: Sequence[Any]) -> "Shard":
         """Returns a shard like this one, in a function that gets the `resources` of any such shard as arguments."""
-        other, each = copy.copy(self), iter(resources)
+        other, handles = copy.copy(self), iter(resources)
 
         def variable(own: NamedVariable) -> Any:
-            return GivenVariable(next(each), own.dtype)
+            return GivenVariable(next(handles), own.dtype)
 
         other.device = ""  # The operations run where the function does.
         other.parameters = variable(self.parameters)
         other.state = {name: variable(own) for name, own in self.state.items()}
         other.acknowledged = None if self.acknowledged is None else variable(self.acknowledged)
-        other.lock = next(each, None)
+        other.lock = next(handles, None)
         return other
 
     def apply(self, push: Any, control: Control, replies: bool = True) -> tuple[Any, Any, Any]:

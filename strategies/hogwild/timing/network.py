@@ -128,11 +128,11 @@ def _speed(transfer: Callable[[int], float]) -> float:
 
 
 def _fastest(transfer: Callable[[int], float], size: int) -> float:
-    found = transfer(size)
+    seconds = transfer(size)
     for _ in range(TIMES - 1):
-        if found < LONG_SECONDS:
-            found = min(found, transfer(size))
-    return found
+        if seconds < LONG_SECONDS:
+            seconds = min(seconds, transfer(size))
+    return seconds
 
 
 def _transfer(sender: Task, receiver: Task) -> Callable[[int], float]:

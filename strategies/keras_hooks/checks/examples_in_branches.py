@@ -79,12 +79,12 @@ def _is_own(operation: Any) -> bool:
 
 
 def _is_from(tensor: Any, examples: set[int]) -> bool:
-    found, seen = [tensor], set()
-    while found:
-        tensor = outermost(found.pop())
+    waiting, seen = [tensor], set()
+    while waiting:
+        tensor = outermost(waiting.pop())
         if id(tensor) in examples:
             return True
         if id(tensor) not in seen and tf.is_symbolic_tensor(tensor) and tensor.op.type not in _SIZES:
             seen.add(id(tensor))
-            found += tensor.op.inputs
+            waiting += tensor.op.inputs
     return False

@@ -18,6 +18,14 @@ _QUOTIENTS = ("RealDiv", "DivNoNan")
 _MOST_OPERATIONS = 50
 """Operations to look at, one after the other."""
 
+SUM_TOLERANCE = 0.01
+"""Of the growth of a sum. Only sums that do not depend on random numbers grow so exactly."""
+
+
+def is_of_sum(growth: float | None) -> bool:
+    """Returns whether what grows so with each example twice is a sum over the examples; None stands for what is not known."""
+    return growth is not None and abs(growth - 2.0) < SUM_TOLERANCE
+
 
 def growth_of(value: Any) -> float | None:
     """Returns how many times as large a number is with each example twice: 1, 2 or 4; None if the operations do not tell.
@@ -49,8 +57,8 @@ def _power(value: Any, left: int) -> int | None:
     if operation.type in _KEEPS:
         return _power(operands[0], left - 1)
     if operation.type in _ADDS:
-        found = {_power(each, left - 1) for each in operands if not _is_read(each)}
-        return found.pop() if len(found) == 1 else None
+        powers = {_power(each, left - 1) for each in operands if not _is_read(each)}
+        return powers.pop() if len(powers) == 1 else None
     if operation.type == "Mul" or operation.type in _QUOTIENTS:
         if any(tf.get_static_value(each) == 0 for each in operands if not each.shape.rank):
             return None  # As a loss that is one number for a batch: in a trial it is 0, and counts rightly.

@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks.checks.growth import is_of_sum
 from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 from tfdist.strategies.keras_hooks.step_logs import flat
-
-_SUM_TOLERANCE = 0.01
-"""Of the growth of a sum."""
 
 _MOST_BYTES = 4096
 """Of the names of all sums, which tasks send."""
@@ -45,7 +43,7 @@ def sums_among(names: Sequence[str], growth: Sequence[float | None], compares: S
         compares: for each, whether it depends on which examples are together in a batch.
     """
     found = zip(names, growth, compares, strict=True)
-    return {name for name, times, depends in found if abs((times or 1.0) - 2.0) < _SUM_TOLERANCE and not depends}
+    return {name for name, times, depends in found if is_of_sum(times) and not depends}
 
 
 def warn(model: Any, names: Collection[str], replicas: int) -> None:

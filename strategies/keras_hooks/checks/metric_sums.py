@@ -83,9 +83,9 @@ def adds(value: Any, handle: Any) -> bool | None:
         return adds(operation.inputs[0], handle)
     if operation.type in (*_ADDS, "Sub"):
         operands = operation.inputs[:1] if operation.type == "Sub" else operation.inputs
-        found = [adds(operand, handle) for operand in operands]
-        return True if True in found else None if None in found else False
+        results = [adds(operand, handle) for operand in operands]
+        return True if True in results else None if None in results else False
     if operation.type in ("Select", "SelectV2"):
-        found = [adds(operand, handle) for operand in operation.inputs[1:]]
-        return None if None in found else all(found)
+        results = [adds(operand, handle) for operand in operation.inputs[1:]]
+        return None if None in results else all(results)
     return None if any(part in operation.type for part in _UNKNOWN) else False

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.checks import metric_sums
+from tfdist.strategies.keras_hooks.checks.growth import SUM_TOLERANCE, is_of_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
 from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 
@@ -28,9 +29,6 @@ _SUM_GROWTH = 1.41
 
 _UNKNOWN, _AS_IT_IS, _NUMBER, _SUM = -1.0, 0.0, 1.0, 2.0
 """What a step adds to a variable: its change, a number of a batch, or to a mean the sum over the examples of a batch."""
-
-_SUM_TOLERANCE = 0.01
-"""Of the growth of a sum. Only sums that do not depend on random numbers grow so exactly."""
 
 _log = logging.getLogger("tfdist")
 _by_share: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -54,12 +52,12 @@ def changes(replica: Replica) -> list[tuple[Any, Any]]:
     It is not if the step assigns the variable in a branch or a loop.
     """
     graph = tf.compat.v1.get_default_graph()
-    found: dict[int, list[Any]] = {}
+    by_id: dict[int, list[Any]] = {}
     for variable, change in replica.counted:
-        found.setdefault(id(variable), [variable]).append(change)
+        by_id.setdefault(id(variable), [variable]).append(change)
     return [
         (variable, tf.add_n(own) if all(change.graph is graph for change in own) else tf.constant(0.0))
-        for variable, *own in found.values()
+        for variable, *own in by_id.values()
     ]
 
 
@@ -101,25 +99,25 @@ class Judgement:
         self._warnings: list[str] = []
 
     def look_at(
-        self, found: Sequence[Any], settled: Iterable[int], compares: Sequence[bool], growth: Sequence[float | None]
+        self, variables: Sequence[Any], settled: Iterable[int], compares: Sequence[bool], growth: Sequence[float | None]
     ) -> None:
         """Looks at what the trial has found.
 
         Args:
-            found: the variables that the step assigns.
+            variables: the variables that the step assigns.
             settled: the ids of those that Keras' metrics count rightly.
             compares: for each, whether what an example adds depends on the others of its batch.
             growth: for each, how many times as much is added with each example twice; None if nothing is known.
         """
-        places = {id(variable): place for place, variable in enumerate(found)}
+        places = {id(variable): place for place, variable in enumerate(variables)}
         rightly = set(settled)
         for metric in leaves(self._model):
             own = [places[id(variable)] for variable in metric.variables if id(variable) in places]
             for place in own:
                 if growth[place] is not None:
-                    self._kinds[id(found[place])] = _AS_IT_IS  # A step of the model's own tests may add something else.
+                    self._kinds[id(variables[place])] = _AS_IT_IS  # A step of the model's own tests may add something else.
             if (total := self._sum_by_examples(metric, places, growth)) is not None:
-                self._kinds[id(found[total])] = _SUM
+                self._kinds[id(variables[total])] = _SUM
                 own.remove(total)
             if any(compares[place] for place in own):
                 self._warnings.append(
@@ -128,15 +126,14 @@ class Judgement:
                     "it gets the whole batch"
                 )
             for place in own:
-                is_sum = abs((growth[place] or 1.0) - 2.0) < _SUM_TOLERANCE
-                if is_sum and not compares[place] and id(found[place]) in rightly:
-                    self._kinds[id(found[place])] = _SUM
-            own = [place for place in own if id(found[place]) not in rightly]
+                if is_of_sum(growth[place]) and not compares[place] and id(variables[place]) in rightly:
+                    self._kinds[id(variables[place])] = _SUM
+            own = [place for place in own if id(variables[place]) not in rightly]
             numbers = [place for place in own if (growth[place] or _SUM_GROWTH) < _SUM_GROWTH]
             if not numbers or any(growth[place] is None for place in own):
                 continue  # Of a state to which the trial adds 0 nothing is known.
-            if all(tf.as_dtype(found[place].dtype).is_floating for place in numbers):
-                self._kinds.update((id(found[place]), _NUMBER) for place in numbers)
+            if all(tf.as_dtype(variables[place].dtype).is_floating for place in numbers):
+                self._kinds.update((id(variables[place]), _NUMBER) for place in numbers)
             else:
                 self._warnings.append(
                     f"the metric {metric.name} counts a batch once for each replica, in a variable of integers. Make it of "
@@ -149,7 +146,7 @@ class Judgement:
             return None
         total, count = (places.get(id(variable)) for variable in (metric.total, metric.count))
         of_total, of_count = (0.0 if place is None else growth[place] or 0.0 for place in (total, count))
-        return total if np.allclose((of_total, of_count), (4.0, 2.0), rtol=_SUM_TOLERANCE) else None
+        return total if np.allclose((of_total, of_count), (4.0, 2.0), rtol=SUM_TOLERANCE) else None
 
     def apply(self, of_chief: Callable[[Any], Any], warns: bool) -> None:
         """Makes the replicas count so. All tasks have to call it.
@@ -168,11 +165,11 @@ class Judgement:
                     variables[id(variable)] = variable
                 else:
                     variables.pop(id(variable), None)
-        for what in self._warnings if warns else ():
-            if is_first_warning(self._model, what):
+        for reason in self._warnings if warns else ():
+            if is_first_warning(self._model, reason):
                 _log.warning(
                     "a metric of %s (%s) differs from that in one process, because %d replicas share each batch: %s",
-                    *(self._model.name, type(self._model).__name__, self._replicas, what),
+                    *(self._model.name, type(self._model).__name__, self._replicas, reason),
                 )
 
 

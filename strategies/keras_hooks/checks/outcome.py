@@ -13,7 +13,7 @@ class Outcome:
     Attributes:
         metrics: what is to be said of the metrics.
         is_known: whether the step was tried out.
-        what: why replicas compute another update than one process; None if they do not, or on a task that does not log it.
+        reason: why replicas compute another update than one process; None if they do not, or on a task that does not log it.
         integer: the name of a variable of integers or truth values that depends on the examples; None if there is none.
         sums: the ids of layers that add sums over the examples as losses.
         sum_logs: the names of logs that are sums over the examples.
@@ -22,7 +22,7 @@ class Outcome:
 
     metrics: metric_trial.Judgement
     is_known: bool = False
-    what: str | None = None
+    reason: str | None = None
     integer: str | None = None
     sums: set[int] = field(default_factory=set)
     sum_logs: Collection[str] = ()

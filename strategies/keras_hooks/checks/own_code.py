@@ -24,8 +24,7 @@ def has_own_updates(model: Any) -> bool:
     """Returns whether a model's optimizer has code of the user's that gets the gradients of a shard, as in worker groups."""
     if model.optimizer is None or is_data_parallel(model.distribute_strategy):  # There it gets sums (optimizer.py).
         return False
-    mro = type(model.optimizer).__mro__
-    return not all(is_known(next(c for c in mro if name in vars(c))) for name in ("apply", "apply_gradients"))
+    return not all(is_known(owner_of(type(model.optimizer), name)) for name in ("apply", "apply_gradients"))
 
 
 def _has_own_regularizer(layer: Any) -> bool:
@@ -92,6 +91,11 @@ def _code_of(value: Any) -> Any:
 def _name_of(loss: Any) -> str:
     """Returns the name of a loss of `compile`: of a function, of a class, of the class of an object, or as a string."""
     return loss if isinstance(loss, str) else str(_code_of(loss).__name__)
+
+
+def owner_of(method_class: type, name: str) -> type:
+    """Returns the class that defines the method which a class has by this name: itself, or one that it inherits from."""
+    return next(base for base in method_class.__mro__ if name in vars(base))
 
 
 def is_known(code: Any, *others: str) -> bool:

@@ -15,6 +15,7 @@ What counts nothing in the first step may count later. `try_again` looks for tha
 """
 
 import contextlib
+import dataclasses
 import logging
 import weakref
 from collections.abc import Callable, Sequence
@@ -60,6 +61,7 @@ from tfdist.strategies.keras_hooks.checks.step_trial import (
     variables_of,
     what_changes,
 )
+from tfdist.strategies.keras_hooks.checks.traced_step import TracedStep
 from tfdist.strategies.keras_hooks.replicas import added_losses
 from tfdist.strategies.keras_hooks.replicas.added_losses import AddedLosses, sums_among
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica, entered
@@ -131,20 +133,10 @@ class ShardCheck:
         """The updates of optimizers that have no variables yet, as (optimizer, variables), once the step was traced."""
         # Whether the gradients are needed. Else the outputs and the loss tell enough.
         self._is_whole = not self._trains or has_own_step(model) or has_own_updates(model) or has_own_loss(model)
-        self._names: Sequence[str | None] = ()  # Of what the step records.
-        self._sizes: Sequence[int] = ()  # See `Replica.sizes_of_updates`.
-        self._metrics: tuple[Sequence[Any], set[int]] = ((), set())  # Variables that it assigns; ids of settled ones.
-        self._adding: Sequence[Any] = ()  # The layers of the losses that layers add.
-        self._log_names: Sequence[str] = ()
-        self._growths: Sequence[float | None] = ()  # Of what it adds to these variables, of these losses and these logs.
-        self._integer: str | None = None  # See `Outcome`.
-        self._shown: str | None = None  # What the operations of its updates show.
-        self._branches: Sequence[Any] = ()  # See `Replica`.
-        self._unseen: str | None = None  # See `Replica`.
-        self._reads_replicas = self._has_weights = False
-        self._traced: Any = None
+        self._has_weights = False
+        self._traced: TracedStep | None = None
         self._largest = 0.0  # Of the norms of the updates in the first trial.
-        self._later: tuple[Any, Any, float] | None = None  # For more trials: the step, parts of a batch, and that norm.
+        self._later: tuple[TracedStep, Any, float] | None = None  # For more trials: the step, parts of a batch, and that norm.
         self._calls = 0  # Of `try_again`.
 
     def run(self, examples: Any, size: int) -> None:
@@ -167,14 +159,15 @@ class ShardCheck:
         outcome = self._outcome(halves, size)
         if self._trains and any(not is_known(type(layer)) for layer in self._model._flatten_layers()):
             outcome = self._with_sums_in_full(outcome, halves, size)
-        if self._warns and outcome.what is not None:
-            self._warnings.differs(outcome.what) if self._trains else self._warnings.outputs_differ(self._call)
+        if self._warns and outcome.reason is not None:
+            self._warnings.differs(outcome.reason) if self._trains else self._warnings.outputs_differ(self._call)
         elif self._warns and outcome.integer is not None:
             self._warnings.differs(step_warnings.assigns(self._model, outcome.integer))
         outcome.metrics.apply(self._of_chief, self._logs)
-        if self._trains and outcome.is_known and metric_trial.reads_another(self._traced, self._model, self._strategy):
-            self._later = self._traced, halves, self._largest
-        self._traced, self._branches = None, ()  # Their graphs are as large as that of the step.
+        step, self._traced = self._traced, None  # Graphs of branches are as large as that of the step.
+        if step is not None and self._trains and outcome.is_known:
+            is_weighted = metric_trial.reads_another(step.function, self._model, self._strategy)
+            self._later = (dataclasses.replace(step, branches=()), halves, self._largest) if is_weighted else None
         if self._predicts:
             return
         log_trial.count_in_full(self._model, self._trains, log_trial.agreed(outcome.sum_logs, self._of_chief))
@@ -189,17 +182,17 @@ class ShardCheck:
         self._calls += 1
         if self._later is None or self._calls & (self._calls - 1):
             return
-        function, (first, second), largest = self._later
+        step, (first, second), largest = self._later
         try:
-            differences, norms, _ = compared(function, first, second, self._has_weights)
+            differences, norms, _ = compared(step.function, first, second, self._has_weights)
         except Exception as error:  # As in `_outcome`.
             _log.debug("the step of %s was not tried out again: %r", self._model.name, error)
             self._later = None
             return
         is_precise = self._tolerance == _TOLERANCE
-        if norms[: len(self._names)].max(initial=0) < (_STILL_PRECISE if is_precise else 1.0) * largest:
+        if norms[: len(step.names)].max(initial=0) < (_STILL_PRECISE if is_precise else 1.0) * largest:
             return
-        if self._warns and self._large(differences, norms):
+        if self._warns and self._large(step, differences, norms):
             self._warnings.differs(step_warnings.compares(self._has_weights))
 
     def _with_sums_in_full(self, outcome: Outcome, halves: Any, size: int) -> Outcome:
@@ -211,15 +204,15 @@ class ShardCheck:
             What is known of the step then.
         """
         added = AddedLosses(self._model, self._of_chief)
-        is_wanted = outcome.what is not None or not has_own_step(self._model)
-        other = outcome
+        is_wanted = outcome.reason is not None or not has_own_step(self._model)
+        known = outcome
         if sums := added.agreed(outcome.sums if is_wanted else ()):
-            found = self._outcome(halves, size, as_means=sums)
-            if sums := added.agreed(sums if found.is_known and found.what is None else ()):
-                other = found
+            with_means = self._outcome(halves, size, as_means=sums)
+            if sums := added.agreed(sums if with_means.is_known and with_means.reason is None else ()):
+                known = with_means
         if outcome.is_known:
             added.add_in_full(sums)
-        return other
+        return known
 
     def _outcome(self, halves: Any, size: int, as_means: frozenset[int] = frozenset()) -> Outcome:
         """Tries the step out.
@@ -234,27 +227,19 @@ class ShardCheck:
                 return outcome
         except Exception as error:  # The real step shows the user's errors; an answer here is only wanted if there is one.
             _log.debug("the step of %s was not tried out on parts of a batch: %r", self._model.name, error)
-            if self._traced is not None and self._warns and self._works_with(halves[0], size):
+            if self._traced is not None and self._warns and _works_with(self._traced, halves[0], size):
                 self._warnings.size_in_step(size)
         return Outcome(metric_trial.Judgement(self._model, self._replicas))
 
-    def _works_with(self, part: Any, size: int) -> bool:
-        """Returns whether the step that has failed on a few examples works with as many as a batch has."""
-        rows = next(int(leaf.shape[0]) for leaf in tf.nest.flatten(part) if leaf is not None)
-        try:
-            self._traced(mapped(lambda v: tf.concat([v] * -(-size // rows), axis=0)[:size], part), tf.constant(0))
-        except Exception:
-            return False
-        return True
-
     def _try_out(self, first: Any, second: Any, as_means: frozenset[int]) -> Outcome | None:
         """Returns what is known of the step; None if nothing is."""
-        function = self._traced = self._function(first, as_means)
-        if not self._is_whole and not all(is_known(type(layer)) for layer in self._adding):
+        step = self._traced = self._trace(first, as_means)
+        if not self._is_whole and not all(is_known(type(layer)) for layer in step.adding):
             # At the start such a loss, as that of a router, may be alike for all examples. Its gradients are not.
             self._is_whole = True
-            function = self._traced = self._function(first, as_means)
-        nodes, updates = nodes_of(function), len(self._names)
+            step = self._traced = self._trace(first, as_means)
+        self.unbuilt, function = step.unbuilt, step.function
+        nodes, updates = nodes_of(function), len(step.names)
         if changes := changing_operations(nodes):
             if self._trains and self._warns and not as_means:
                 self._warnings.unchecked(what_changes(function, changes, updates))
@@ -267,24 +252,24 @@ class ShardCheck:
         is_random = any("Random" in node.op for node in nodes)
         outcome = Outcome(metric_trial.Judgement(self._model, self._replicas), is_known=True)
         if self._trains and self._warns and updates:
-            if self._large(differences, norms):
-                outcome.what = step_warnings.compares(self._has_weights)
+            if self._large(step, differences, norms):
+                outcome.reason = step_warnings.compares(self._has_weights)
             elif is_random:  # The numbers for 4 and for 8 examples differ.
-                outcome.what = self._what_grows(function, joined(first, second), nodes)
+                outcome.reason = _why_it_grows(step, joined(first, second), nodes)
             else:
-                changed = self._large(aa[0] - a[0], (aa[1] + a[1]) / 2)
-                outcome.what = self._what_is_no_mean(changed, nodes)
-            outcome.what = outcome.what or self._shown
+                changed = self._large(step, aa[0] - a[0], (aa[1] + a[1]) / 2)
+                outcome.reason = self._why_no_mean(step, changed, nodes)
+            outcome.reason = outcome.reason or step.shown
             arguments = sum(leaf is not None for leaf in tf.nest.flatten(first))
-            if outcome.what is None and not as_means and decides_by_examples(function, arguments, self._branches):
+            if outcome.reason is None and not as_means and decides_by_examples(function, arguments, step.branches):
                 self._warnings.unchecked(REASON)
-            elif outcome.what is None and not as_means and self._unseen is not None:
-                self._warnings.unchecked(step_warnings.assigns_in_branch(self._unseen))
-        elif self._warns and updates and self._large(differences, norms):
-            outcome.what = step_warnings.compares(self._has_weights)
-        outcome.integer = self._integer
+            elif outcome.reason is None and not as_means and step.unseen is not None:
+                self._warnings.unchecked(step_warnings.assigns_in_branch(step.unseen))
+        elif self._warns and updates and self._large(step, differences, norms):
+            outcome.reason = step_warnings.compares(self._has_weights)
+        outcome.integer = step.integer
         if len(norms) > updates:
-            self._judge_others(outcome, function, joined(first, first), differences, norms, is_random)
+            self._judge_others(outcome, step, joined(first, first), differences, norms, is_random)
         return outcome
 
     @property
@@ -292,78 +277,43 @@ class ShardCheck:
         is_half = "16" in keras.backend.standardize_dtype(self._model.compute_dtype)
         return _HALF_TOLERANCE if is_half else _GPU_TOLERANCE if tf.config.list_logical_devices("GPU") else _TOLERANCE
 
-    def _large(self, differences: np.ndarray, norms: np.ndarray) -> list[int]:
+    def _large(self, step: TracedStep, differences: np.ndarray, norms: np.ndarray) -> list[int]:
         """Returns the numbers of the updates that differ. See `large`."""
-        updates = len(self._names)
-        least = np.array([LEAST_NORM if name in (None, OUTPUT) else LEAST_CHANGE for name in self._names])
+        updates = len(step.names)
+        least = np.array([LEAST_NORM if name in (None, OUTPUT) else LEAST_CHANGE for name in step.names])
         return large(differences[:updates], norms[:updates], self._tolerance, least)
 
-    def _judge_others(self, outcome: Outcome, function: Any, batch: Any, differences: Any, norms: Any, is_random: bool) -> None:
+    def _judge_others(
+        self, outcome: Outcome, step: TracedStep, batch: Any, differences: Any, norms: Any, is_random: bool
+    ) -> None:
         """Judges what the step gives besides its updates: what it adds to metrics, losses that layers add, and logs."""
-        updates, end, tolerance = len(self._names), len(norms), self._tolerance
-        tried = self._growth(function, batch, range(_DRAWS if is_random else 1), slice(updates, end))
-        pairs = zip(tried, self._growths, strict=True)  # With random numbers a growth that is measured is not exact.
+        updates, end, tolerance = len(step.names), len(norms), self._tolerance
+        tried = step.growth(batch, range(_DRAWS if is_random else 1), slice(updates, end))
+        pairs = zip(tried, step.growths, strict=True)  # With random numbers a growth that is measured is not exact.
         times = [known if one is None or (is_random and known) else one for one, known in pairs]
         compares = [bool(large(differences[[place]], norms[[place]], tolerance)) for place in range(updates, end)]
-        counted, told = len(self._metrics[0]), outcome.what is not None
-        added = counted + len(self._adding)
-        outcome.sums = sums_among(self._adding, times[counted:added], compares[counted:added])
+        counted, told = len(step.counted), outcome.reason is not None
+        added = counted + len(step.adding)
+        outcome.sums = sums_among(step.adding, times[counted:added], compares[counted:added])
         if not is_random:  # A sum grows to twice as much, a mean not at all.
             odd = (g is not None and min(abs(g - 1), abs(g - 2)) > 2 * tolerance for g in times)
             compares = [one or other for one, other in zip(compares, odd, strict=True)]
-        outcome.sum_logs = log_trial.sums_among(self._log_names, times[added:], compares[added:])
-        named = zip(self._log_names, compares[added:], strict=True)
+        outcome.sum_logs = log_trial.sums_among(step.log_names, times[added:], compares[added:])
+        named = zip(step.log_names, compares[added:], strict=True)
         outcome.other_logs = [name for name, depends in named if depends and not told]
         compares = [depends and not told for depends in compares[:counted]]
-        outcome.metrics.look_at(*self._metrics, compares, times[:counted])
+        outcome.metrics.look_at(step.counted, step.settled, compares, times[:counted])
 
-    def _what_grows(self, function: Callable[[Any, Any], Any], batch: Any, nodes: Sequence[Any]) -> str | None:
-        draws = (range(_DRAWS), range(_DRAWS, _DRAWS + _MORE_DRAWS))
-        gradients = [index for index, name in enumerate(self._names) if name is None]
-        for update in np.split(gradients, np.cumsum(self._sizes)[:-1]):  # One of a GAN's may be a sum, the other a mean.
-            places = update.astype(int)
-            if all((self._growth(function, batch, each, places, whole=True)[0] or 1.0) > _SUM_GROWTH for each in draws):
-                return step_warnings.SUM
-        return self._what_else(nodes)
-
-    def _what_is_no_mean(self, places: Sequence[int], nodes: Sequence[Any]) -> str | None:
-        """Returns what is to be said of a step that updates or assigns something that is no mean, at these places."""
-        sizes = [self._names[place] for place in places]
-        if assigned := [name for name in sizes if name not in (None, OUTPUT)]:
+    def _why_no_mean(self, step: TracedStep, places: Sequence[int], nodes: Sequence[Any]) -> str | None:
+        """Returns why a step differs that updates or assigns at these places what is no mean; None if it does not."""
+        names = [step.names[place] for place in places]
+        if assigned := [name for name in names if name not in (None, OUTPUT)]:
             return step_warnings.assigns(self._model, assigned[0])
-        return step_warnings.SUM if None in sizes else self._what_else(nodes)
+        return step_warnings.SUM if None in names else _other_reason(step, nodes)
 
-    def _what_else(self, nodes: Sequence[Any]) -> str | None:
-        if self._reads_replicas:
-            return step_warnings.READS_REPLICAS
-        return step_warnings.CLIPS if any(name in node.name for node in nodes for name in _CLIPS) else None
-
-    def _growth(
-        self, function: Callable[[Any, Any], Any], batch: Any, draws: Sequence[int], places: Any, whole: bool = False
-    ) -> list[float | None]:
-        """Returns the norms of what the step gives for a whole batch over those for its half; None for 0 / 0.
-
-        Args:
-            function: the step.
-            batch: the batch.
-            draws: draws of random numbers, each with another order of the examples. Their mean counts.
-            places: of what the step gives.
-            whole: whether to return the one number for all places together.
-        """
-        squares = []
-        for draw in draws:
-            all_examples = mapped(lambda v, k=draw: tf.roll(v, k, axis=0), batch)
-            half = mapped(lambda v: v[: v.shape[0] // 2], all_examples)
-            results = [function(each, tf.constant(draw)) for each in (all_examples, half)]
-            squares.append([norms.numpy()[places].astype(np.float64) ** 2 for _, norms in results])
-        large, small = np.sqrt(np.mean(squares, axis=0).sum(axis=1, keepdims=True) if whole else np.mean(squares, axis=0))
-        return [float(above / below) if below else None for above, below in zip(large, small, strict=True)]
-
-    def _function(self, example: Any, as_means: frozenset[int]) -> Any:
-        """Returns a function of a batch and of the number of a draw that returns projections and norms of what a step updates.
-
-        Draws with other numbers have other random numbers.
-        """
+    def _trace(self, example: Any, as_means: frozenset[int]) -> TracedStep:
+        """Returns the step, traced for batches of any number of such examples."""
+        step = TracedStep()
 
         def trial(batch: Any, draw: Any) -> tuple[tf.Tensor, tf.Tensor]:
             recorded: list[tuple[str | None, Any]] = []
@@ -372,28 +322,66 @@ class ShardCheck:
             )
             state.graph, state.unbuilt = tf.compat.v1.get_default_graph(), []
             with self._as_replica(), entered(state), variables_of(self._strategy), released(state):
-                if self._trains:
-                    logs = self._step(batch) if self._is_whole else compute_loss(self._model, batch, recorded)
-                else:
-                    recorded = []
-                    logs = self._step(batch) if self._is_own_test or self._predicts else None
-                    if self._returns:
-                        recorded = recorded_outputs(logs) if self._predicts else compute_outputs(self._model, batch)
-                logs = {} if self._predicts else log_trial.numbers(logs)
+                updates, logs = self._results(batch, recorded)
                 counted = metric_trial.changes(state)
                 added = added_losses.recorded(state) if self._trains else []
-                self._names, self._sizes = [name for name, _ in recorded], state.sizes_of_updates
-                self._metrics = [variable for variable, _ in counted], state.settled
-                self._adding = [layer for layer, _ in added]
                 others = [*(value for _, value in (*counted, *added)), *logs.values()]
-                self._log_names, self._growths = list(logs), [growth.growth_of(value) for value in others]
-                self._shown = update_sources.what_shows(recorded, self._model)
-                self._integer = next(iter(state.integers), None) if self._trains else None
-                self._unseen = next(iter(state.unseen), None)
-                self._reads_replicas, self._branches, self.unbuilt = state.reads_replicas, state.branches, state.unbuilt or ()
-                projections, norms = summary([*(value for _, value in recorded), *others])
+                step.names, step.sizes = [name for name, _ in updates], state.sizes_of_updates
+                step.counted, step.settled = [variable for variable, _ in counted], state.settled
+                step.adding, step.log_names = [layer for layer, _ in added], list(logs)
+                step.growths = [growth.growth_of(value) for value in others]
+                step.shown = update_sources.what_shows(updates, self._model)
+                step.integer = next(iter(state.integers), None) if self._trains else None
+                step.unseen = next(iter(state.unseen), None)
+                step.reads_replicas, step.branches, step.unbuilt = state.reads_replicas, state.branches, state.unbuilt or ()
+                projections, norms = summary([*(value for _, value in updates), *others])
                 alike = getattr(self._strategy.extended, "alike", tf.identity)
                 return alike(projections), alike(norms)
 
         signature = mapped(lambda v: tf.TensorSpec([None, *v.shape[1:]], v.dtype), example)
-        return tf.function(trial, autograph=False).get_concrete_function(signature, tf.TensorSpec([], tf.int32))
+        step.function = tf.function(trial, autograph=False).get_concrete_function(signature, tf.TensorSpec([], tf.int32))
+        return step
+
+    def _results(
+        self, batch: Any, recorded: list[tuple[str | None, Any]]
+    ) -> tuple[list[tuple[str | None, Any]], dict[str, Any]]:
+        """Calls the step. Returns its updates or outputs as `Replica.recorded` has them, and its logs that are one number.
+
+        Args:
+            batch: the batch.
+            recorded: that list of the current replica.
+        """
+        if self._trains:
+            logs = self._step(batch) if self._is_whole else compute_loss(self._model, batch, recorded)
+            return recorded, log_trial.numbers(logs)
+        result = self._step(batch) if self._is_own_test or self._predicts else None
+        if self._predicts:
+            return recorded_outputs(result) if self._returns else [], {}
+        return compute_outputs(self._model, batch) if self._returns else [], log_trial.numbers(result)
+
+
+def _works_with(step: TracedStep, part: Any, size: int) -> bool:
+    """Returns whether a step that has failed on a few examples works with as many as a batch has."""
+    rows = next(int(leaf.shape[0]) for leaf in tf.nest.flatten(part) if leaf is not None)
+    try:
+        step.function(mapped(lambda v: tf.concat([v] * -(-size // rows), axis=0)[:size], part), tf.constant(0))
+    except Exception:
+        return False
+    return True
+
+
+def _why_it_grows(step: TracedStep, batch: Any, nodes: Sequence[Any]) -> str | None:
+    """Returns why a step with random numbers differs whose updates grow with the batch; None if it does not."""
+    draws = (range(_DRAWS), range(_DRAWS, _DRAWS + _MORE_DRAWS))
+    gradients = [index for index, name in enumerate(step.names) if name is None]
+    for update in np.split(gradients, np.cumsum(step.sizes)[:-1]):  # One of a GAN's may be a sum, the other a mean.
+        places = update.astype(int)
+        if all((step.growth(batch, each, places, whole=True)[0] or 1.0) > _SUM_GROWTH for each in draws):
+            return step_warnings.SUM
+    return _other_reason(step, nodes)
+
+
+def _other_reason(step: TracedStep, nodes: Sequence[Any]) -> str | None:
+    if step.reads_replicas:
+        return step_warnings.READS_REPLICAS
+    return step_warnings.CLIPS if any(name in node.name for node in nodes for name in _CLIPS) else None

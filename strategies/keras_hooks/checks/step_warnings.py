@@ -58,21 +58,21 @@ class StepWarnings:
     def __init__(self, model: Any, replicas: int, logs: bool) -> None:
         self._model, self._replicas, self._logs = model, replicas, logs
 
-    def differs(self, what: str) -> None:
+    def differs(self, reason: str) -> None:
         """Says once that the training differs from that in one process, and why."""
-        if self._logs and is_first_warning(self._model, what):
+        if self._logs and is_first_warning(self._model, reason):
             _log.warning(
                 "the training of %s (%s) differs from that in one process, because %d replicas share each batch: %s",
-                *(self._model.name, type(self._model).__name__, self._replicas, what),
+                *(self._model.name, type(self._model).__name__, self._replicas, reason),
             )
 
-    def unchecked(self, what: str) -> None:
+    def unchecked(self, reason: str) -> None:
         """Says once that the step cannot be tried out, and why."""
-        if self._logs and is_first_warning(self._model, what):
+        if self._logs and is_first_warning(self._model, reason):
             _log.warning(
                 "it was not checked whether the training of %s (%s) equals that in one process: %s. It does if an update is a "
                 "mean to which every example of a batch adds its own part, for %d replicas share each batch",
-                *(self._model.name, type(self._model).__name__, what, self._replicas),
+                *(self._model.name, type(self._model).__name__, reason, self._replicas),
             )
 
     def outputs_differ(self, call: str) -> None:

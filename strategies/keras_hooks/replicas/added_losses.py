@@ -70,7 +70,12 @@ def tried_out(replica: Replica, layer: Any, losses: Any) -> list[Any]:
     replica.added += [(layer, tf.reduce_sum(tf.cast(value, tf.float32))) for value in tensors]
     if id(layer) not in replica.as_means:
         return tensors
-    return [value / tf.cast(replica.examples, value.dtype) if value.dtype.is_floating else value for value in tensors]
+    return [by_examples(replica, value) for value in tensors]
+
+
+def by_examples(replica: Replica, value: tf.Tensor) -> tf.Tensor:
+    """Returns a sum over the examples of a trial divided by their number: then it looks like a mean. Integers stay."""
+    return value / tf.cast(replica.examples, value.dtype) if value.dtype.is_floating else value
 
 
 def is_sum(layer: Any) -> bool:
@@ -116,17 +121,17 @@ class AddedLosses:
         self._layers = [*model._flatten_layers(), *model.trainable_variables]  # Variables: see `batch_sums.gradients_in_full`.
         self._of_chief = of_chief
 
-    def agreed(self, found: Collection[int]) -> frozenset[int]:
+    def agreed(self, ids: Collection[int]) -> frozenset[int]:
         """Returns the ids of layers that the first task has found, given the ids of those that this task has."""
-        numbers = np.array([float(id(layer) in found) for layer in self._layers])
+        numbers = np.array([float(id(layer) in ids) for layer in self._layers])
         return frozenset(id(layer) for layer, one in zip(self._layers, self._of_chief(numbers), strict=True) if one)
 
-    def add_in_full(self, found: Collection[int]) -> None:
+    def add_in_full(self, ids: Collection[int]) -> None:
         """Lets the losses of layers with these ids count in full from now on, and those of no others of the model."""
         # A model of the same variables may take gradients of something else.
-        vars(self._model)[_ATTRIBUTE] = {id(each) for each in self._layers if isinstance(each, KerasVariable)} & set(found)
+        vars(self._model)[_ATTRIBUTE] = {id(each) for each in self._layers if isinstance(each, KerasVariable)} & set(ids)
         for layer in self._model._flatten_layers():
-            if id(layer) in found:
+            if id(layer) in ids:
                 _sums[id(layer)] = layer
             else:
                 _sums.pop(id(layer), None)

@@ -81,10 +81,10 @@ def gradients_in_full(target: Any, sources: Any, given: Any) -> Any:
     weights = [None] * len(targets) if given is None else tf.nest.flatten(given)
     if replica is None or not isinstance(first, KerasVariable) or len(weights) != len(targets):
         return given
-    found = [_of_target(replica, first, *each) for each in zip(targets, weights, strict=True)]
-    if all(each is None for each in found):
+    in_full = [_of_target(replica, first, *each) for each in zip(targets, weights, strict=True)]
+    if all(each is None for each in in_full):
         return given
-    return [weight if each is None else each for each, weight in zip(found, weights, strict=True)]
+    return [weight if each is None else each for each, weight in zip(in_full, weights, strict=True)]
 
 
 def _of_target(replica: Replica, first: Any, target: Any, weight: Any) -> Any:
@@ -144,10 +144,10 @@ def is_sum_over_examples(loss: Any, rows: int | None, left: int = _MOST_OPERATIO
         return True
     if operation.type not in _KEEPS_A_SUM or _divides_by_examples(operation, rows):
         return False
-    found = [value for value in operation.inputs if not is_fixed(value)]
+    operands = [value for value in operation.inputs if not is_fixed(value)]
     if operation.type in _ADDS:
-        return any(is_sum_over_examples(value, rows, left - 1) for value in found)
-    return len(found) == 1 and is_sum_over_examples(found[0], rows, left - 1)
+        return any(is_sum_over_examples(value, rows, left - 1) for value in operands)
+    return len(operands) == 1 and is_sum_over_examples(operands[0], rows, left - 1)
 
 
 def _divides_by_examples(operation: Any, rows: int | None) -> bool:

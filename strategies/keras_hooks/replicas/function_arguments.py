@@ -46,16 +46,16 @@ def arguments_of(definition: Any, result: int, unused: Collection[str], see: Cal
     """
     arguments = {each.name: number for number, each in enumerate(definition.signature.input_arg)}
     nodes = {node.name: node for node in definition.node_def}
-    found, seen, own = [definition.ret[definition.signature.output_arg[result].name]], set(), set()
-    while found:
-        name = found.pop().partition(":")[0]
+    waiting, seen, own = [definition.ret[definition.signature.output_arg[result].name]], set(), set()
+    while waiting:
+        name = waiting.pop().partition(":")[0]
         if name in arguments:
             own.add(arguments[name])
         elif name not in seen and name in nodes:
             seen.add(name)
             see(nodes[name].op)
             if nodes[name].op not in unused:
-                found += [each for each in nodes[name].input if not each.startswith("^")]
+                waiting += [each for each in nodes[name].input if not each.startswith("^")]
     return own
 
 

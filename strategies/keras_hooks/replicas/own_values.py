@@ -88,9 +88,9 @@ def take_means(replica: Replica, variables: Any) -> None:
     first = of_first(replica)
     weights = [tf.cast(is_first, tf.float64) if id(variable) in first else share for variable in own]
     *sums, whole = all_reduce_sum([*map(counted, local, weights), share])
-    for variable, each, total in zip(own, local, sums, strict=True):
+    for variable, value, total in zip(own, local, sums, strict=True):
         mean = total if id(variable) in first else tf.math.divide_no_nan(total, whole)
-        each.assign(tf.cast(mean, each.dtype))
+        value.assign(tf.cast(mean, value.dtype))
         replica.averaged.add(id(variable))
 
 

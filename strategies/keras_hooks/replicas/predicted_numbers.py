@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas import own_values
-from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
+from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum, is_number
 from tfdist.strategies.keras_hooks.replicas.same_rows import depends_on_batch
 from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 from tfdist.strategies.private_api import KerasVariable
@@ -28,11 +28,11 @@ def of_whole_batch(outputs: Any, model: Any, share: Any) -> Any:
         share: the replica's part of the examples, a scalar; None if it is alone.
     """
     flat = [tf.convert_to_tensor(v) if isinstance(v, _NO_TENSORS) else v for v in tf.nest.flatten(outputs)]
-    found = [n for n, value in enumerate(flat) if isinstance(value, tf.Tensor) and value.shape.rank == 0 and _is_number(value)]
-    if share is None or not found:
+    places = [n for n, value in enumerate(flat) if isinstance(value, tf.Tensor) and value.shape.rank == 0 and is_number(value)]
+    if share is None or not places:
         return tf.nest.pack_sequence_as(outputs, flat)
     context = tf.distribute.get_replica_context()
-    if any(tf.executing_eagerly() or depends_on_batch(flat[n]) for n in found) and is_first_warning(model, "predictions"):
+    if any(tf.executing_eagerly() or depends_on_batch(flat[n]) for n in places) and is_first_warning(model, "predictions"):
         _log.warning(
             "predict of %s (%s) may differ from that in one process, because %d replicas share each batch: it returns one "
             "number for a batch. The mean over the replicas counts, of integers the first. Return a number for each example",
@@ -40,12 +40,8 @@ def of_whole_batch(outputs: Any, model: Any, share: Any) -> Any:
         )
     is_first = tf.get_static_value(context.replica_id_in_sync_group) == 0
     share, first = tf.cast(share, tf.float64), tf.constant(float(is_first), tf.float64)
-    weights = [share if flat[n].dtype.is_floating else first for n in found]
-    *sums, whole = all_reduce_sum([*map(own_values.counted, (flat[n] for n in found), weights), share])
-    for n, total, weight in zip(found, sums, weights, strict=True):
+    weights = [share if flat[n].dtype.is_floating else first for n in places]
+    *sums, whole = all_reduce_sum([*map(own_values.counted, (flat[n] for n in places), weights), share])
+    for n, total, weight in zip(places, sums, weights, strict=True):
         flat[n] = tf.cast(tf.math.divide_no_nan(total, whole) if weight is share else total, flat[n].dtype)
     return tf.nest.pack_sequence_as(outputs, flat)
-
-
-def _is_number(value: tf.Tensor) -> bool:
-    return bool(value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_bool)

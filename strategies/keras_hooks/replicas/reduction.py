@@ -21,6 +21,11 @@ def sent_as(dtype: Any) -> Any:
     return _SENT_AS.get(dtype, dtype)
 
 
+def is_number(value: tf.Tensor) -> bool:
+    """Returns whether a tensor has numbers, or truth values, which the replicas can add up."""
+    return bool(value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_bool)
+
+
 def all_reduce_sum(gradients: list[Any], same_rows: list[bool] | None = None) -> list[Any]:
     """Returns the sum of each tensor or IndexedSlices over all replicas; dense tensors of a dtype travel together.
 

@@ -197,9 +197,9 @@ def depends_on_batch(value: Any, is_own: Callable[[Any], bool] = lambda handle: 
         is_own: returns whether a handle is that of a variable of which each replica has another value.
         of_random: whether random numbers count, of which each replica draws its own.
     """
-    found, seen = [value], set()
-    while found:
-        tensor = found.pop()
+    waiting, seen = [value], set()
+    while waiting:
+        tensor = waiting.pop()
         if not tf.is_symbolic_tensor(tensor) or id(tensor) in seen:
             continue
         seen.add(id(tensor))
@@ -208,7 +208,7 @@ def depends_on_batch(value: Any, is_own: Callable[[Any], bool] = lambda handle: 
             outer = next((given for given, inner in operation.graph.captures if inner is tensor), None)
             if outer is None:
                 return True
-            found.append(outer)
+            waiting.append(outer)
         elif operation.type in _MAY_READ and any(each.dtype == tf.resource and is_own(each) for each in operation.inputs):
             return True
         elif operation.type in _READS or _is_length(operation):
@@ -216,11 +216,11 @@ def depends_on_batch(value: Any, is_own: Callable[[Any], bool] = lambda handle: 
         elif draws(operation):
             if of_random:
                 return True
-            found += operation.inputs
+            waiting += operation.inputs
         elif operation.type in _SIZES or _may_be_any(operation) or len(seen) > _MOST_OPERATIONS:
             return True
         else:
-            found += operation.inputs[:1] if operation.type in _KEEP_ORDER else operation.inputs
+            waiting += operation.inputs[:1] if operation.type in _KEEP_ORDER else operation.inputs
     return False
 
 

@@ -7,12 +7,12 @@ _given: set[str] = set()  # The texts of `warn_once`.
 _ATTRIBUTE = "_tfdist_warned"
 
 
-def is_first_warning(of: Any, what: str) -> bool:
+def is_first_warning(owner: Any, warning: str) -> bool:
     """Returns whether this warning has not been given for a model or layer before, and notes that it is given now."""
-    given: set[str] = vars(of).setdefault(_ATTRIBUTE, set())  # Keras would track an attribute that is assigned.
-    if what in given:
+    given: set[str] = vars(owner).setdefault(_ATTRIBUTE, set())  # Keras would track an attribute that is assigned.
+    if warning in given:
         return False
-    given.add(what)
+    given.add(warning)
     return True
 
 

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.hooks import CoordinatorHooks
+from tfdist.strategies.coordinator.prediction_loop import PredictionLoop
 from tfdist.strategies.inputs.input_feed import FedDataset
 
 
@@ -41,10 +42,16 @@ class Executions:
 )
 def test_a_prediction_begins_after_the_callbacks_of_the_one_before(is_exact, callbacks, ahead):
     executions = Executions(is_exact)
-    hooks = SimpleNamespace(_executions=executions, _shard_check=lambda *_: None)  # As with one replica.
+    hooks = SimpleNamespace()
     assert CoordinatorHooks.callbacks(hooks, callbacks) is callbacks
     model = SimpleNamespace(_flatten_layers=list, predict_step=None)
-    predict = CoordinatorHooks._predict_function(hooks, model, lambda batches, spec: batches[0])
+    predict = PredictionLoop(
+        model,
+        executions,
+        prepare=lambda batches, spec: batches[0],
+        check=lambda: None,  # As with one replica.
+        has_batch_callbacks=lambda: hooks._has_batch_callbacks,
+    )
     for batch in FedDataset(tf.data.Dataset.range(5)):
         hooks._has_batch_callbacks &= bool(len(executions.order) < 4)  # A callback may call `predict` itself.
         predict([batch])

@@ -13,7 +13,7 @@ from tfdist.strategies.data_parallel.hooks import DataParallelHooks
 from tfdist.strategies.data_parallel.lost_tasks import TaskLostError
 from tfdist.strategies.data_parallel.same_stop import SameStop
 from tfdist.strategies.inputs.batch_shards import Layout
-from tfdist.strategies.keras_hooks.save_requests import SaveRequests
+from tfdist.strategies.keras_hooks.task_requests import TaskRequests
 
 NAMES = ["worker:0", "worker:1", "worker:2"]
 EPOCHS, STEPS = 3, 4
@@ -31,7 +31,7 @@ def fits(stops, steps, monkeypatch):
     """
     monkeypatch.setattr(same_calls, "EXECUTION_SECONDS", 0.02)
     board, barrier, made = LocalBoard(), threading.Barrier(len(NAMES), timeout=20), {name: [] for name in NAMES}
-    requests = {name: SaveRequests() for name in NAMES}
+    requests = {name: TaskRequests() for name in NAMES}
 
     def fit(name):
         calls = same_calls_of(name, NAMES, board)

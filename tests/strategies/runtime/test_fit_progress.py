@@ -14,7 +14,7 @@ import pytest
 from tfdist import json_values
 from tfdist.launch.jobs.progress import SUFFIX as LAUNCHER_SUFFIX
 from tfdist.launch.jobs.progress import path_of, read
-from tfdist.strategies.keras_hooks.save_requests import SaveRequests
+from tfdist.strategies.keras_hooks.task_requests import TaskRequests
 from tfdist.strategies.runtime import preemption
 from tfdist.strategies.runtime.fit_progress import SUFFIX, FitProgress, close_all
 from tfdist.strategies.runtime.preemption import EXIT_CODE, SaveOnSignal
@@ -162,13 +162,13 @@ def test_sigusr1_saves_on_the_chief_and_the_training_goes_on(tmp_path, saves):
 
 
 def test_where_a_save_takes_all_tasks_they_save_after_the_same_step():
-    requests, saved = [SaveRequests() for _ in range(2)], []
+    requests, saved = [TaskRequests() for _ in range(2)], []
     savers = [
         SaveOnSignal([SimpleNamespace(save_on_signal=lambda batch, task=task: saved.append((task, batch)))], saves=task == 0)
         for task in range(2)
     ]
     for saver, each in zip(savers, requests, strict=True):
-        strategy = SimpleNamespace(tfdist_hooks=SimpleNamespace(save_requests=each))
+        strategy = SimpleNamespace(tfdist_hooks=SimpleNamespace(task_requests=each))
         saver.set_model(SimpleNamespace(distribute_strategy=strategy))
         saver.on_train_begin()
     for batch in range(6):

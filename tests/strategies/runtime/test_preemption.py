@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import keras
 import pytest
 
-from tfdist.strategies.keras_hooks.save_requests import SaveRequests
+from tfdist.strategies.keras_hooks.task_requests import TaskRequests
 from tfdist.strategies.runtime import preemption, save_signal, server
 from tfdist.strategies.runtime.preemption import SaveOnSignal
 
@@ -83,14 +83,14 @@ def test_the_program_ends_when_the_next_epoch_begins_and_makes_no_step_of_it(of,
 
 
 def test_where_all_tasks_save_together_they_do_so_after_the_first_step_of_the_next_epoch(of, capsys):
-    backup, requests = Backup(), SaveRequests()
+    backup, requests = Backup(), TaskRequests()
     saver = of(backup)
     saver._requests = requests
     arrives()
     saver.on_epoch_end(0)
     saver.on_epoch_begin(1)
     requests.total.assign(requests.own)  # The step of all tasks.
-    assert backup.saved == 0 and requests.ends()
+    assert backup.saved == 0 and requests.ends_after_save()
     assert ends(saver.on_train_batch_end, 0) and backup.saved == 1
     assert "SIGTERM: the backup is saved" in capsys.readouterr().out
 

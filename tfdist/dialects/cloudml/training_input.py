@@ -172,8 +172,8 @@ class _Training:
             return None
         if name == CLOUD_TPU:
             return Machine(False)
-        found = machine(name)
-        if found is None:
+        own = machine(name)
+        if own is None:
             hint = nearest(
                 name, (*MACHINES, CLOUD_TPU, *N1_MACHINES), otherwise="; examples are n1-standard-8 and standard_gpu"
             )
@@ -181,14 +181,14 @@ class _Training:
         master = self._text("masterType")
         if master and master != CLOUD_TPU and field != "masterType":
             first = machine(master)
-            if first is not None and first.legacy != found.legacy:
+            if first is not None and first.legacy != own.legacy:
                 kinds = ("a Compute Engine type", "a legacy type")
                 raise self._error(
-                    f"{name} is {kinds[found.legacy]} and masterType {master} is {kinds[first.legacy]}; CloudML takes all "
+                    f"{name} is {kinds[own.legacy]} and masterType {master} is {kinds[first.legacy]}; CloudML takes all "
                     "machine types of one job from one of the two",
                     field,
                 )
-        return found
+        return own
 
     def _accelerator(self, name: str, kind: Machine | None) -> tuple[int, str]:
         """Returns the GPUs that `acceleratorConfig` adds to a machine, and the end of the machine type as shown."""

@@ -94,7 +94,7 @@ def _ranks(words: list[str], source: Source) -> list[str]:
 
 def _options(words: list[str], source: Source, alone: frozenset[str], values: dict[str, int]) -> dict[str, str]:
     """Returns the launcher's own options by meaning, up to the user's program."""
-    found: dict[str, str] = {"hydra": ""} if words[0] == "mpiexec.hydra" else {}
+    options: dict[str, str] = {"hydra": ""} if words[0] == "mpiexec.hydra" else {}
     is_horovod = words[0].startswith("horovod")
     position = 1
     while position < len(words):
@@ -108,8 +108,8 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
         position += 1
         if name in alone and not equals:
             if name in ("pernode", "bynode"):
-                found["per_host" if name == "pernode" else "map"] = "1" if name == "pernode" else "node"
-            found[name] = ""
+                options["per_host" if name == "pernode" else "map"] = "1" if name == "pernode" else "node"
+            options[name] = ""
             continue
         if name not in values:
             raise source.error(
@@ -121,34 +121,34 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
             count = 1  # Hydra and Intel MPI take `-genv A=1` and `-genv A 1`, PALS takes `--env A=1`.
         if position + count > len(words):
             raise source.error("the value of this option is missing", field=written)
-        _add(found, name, value if equals else words[position], written, source, is_horovod)
+        _add(options, name, value if equals else words[position], written, source, is_horovod)
         position += count
     check_single(words[position:], source)
     if ":" in words[position:]:
         raise source.error("the command line starts several programs (`:`); tfdist runs one program on every task")
     for name in _MPI_REFUSED:
-        if name in found:
+        if name in options:
             raise source.error(
                 "ranks are placed by a file; name the hosts with -H in the order of the ranks", field=f"--{name}"
             )
-    return found
+    return options
 
 
-def _add(found: dict[str, str], name: str, value: str, written: str, source: Source, is_horovod: bool) -> None:
+def _add(options: dict[str, str], name: str, value: str, written: str, source: Source, is_horovod: bool) -> None:
     """Adds the value of an option to those that were found before it. `written` is its name on the command line."""
     meaning = _MEANINGS.get(name, name)
-    if name in ("H", "host") and not is_horovod and meaning in found:
-        value = f"{found[meaning]},{value}"  # Open MPI takes all of them.
-    elif meaning in _NAMES and found.get(meaning, value) != value:  # Others are repeated: -x A -x B, --mca X 1 --mca Y 2.
-        raise source.error(f"this is given twice, as {shown(found[meaning])} and {shown(value)}", field=written)
+    if name in ("H", "host") and not is_horovod and meaning in options:
+        value = f"{options[meaning]},{value}"  # Open MPI takes all of them.
+    elif meaning in _NAMES and options.get(meaning, value) != value:  # Others are repeated: -x A -x B, --mca X 1 --mca Y 2.
+        raise source.error(f"this is given twice, as {shown(options[meaning])} and {shown(value)}", field=written)
     if name in ("hosts", "ppn", "f") and not is_horovod:
-        found["hydra"] = ""  # MPICH's spelling.
+        options["hydra"] = ""  # MPICH's spelling.
     if meaning in _NAMES and has_variable(value):
         raise source.error(
             f"{shown(value)} has a shell variable, and only literals that are set once are expanded; write its value",
             field=written,
         )
-    found[meaning] = value
+    options[meaning] = value
 
 
 def _number(options: dict[str, str], meaning: str, source: Source, *, most: int = MAX_TASKS) -> int:

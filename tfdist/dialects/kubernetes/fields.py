@@ -37,20 +37,20 @@ def replica_specs(spec: Node, field: str, kinds: tuple[str, ...]) -> dict[str, N
     """Returns replica specifications by type. The operators take the types in upper and lower case."""
     specs = need(spec, field)
     usual = {kind.lower(): kind for kind in kinds}
-    found: dict[str, Node] = {}
+    by_kind: dict[str, Node] = {}
     for key, value in specs.mapping().items():
         kind = usual.get(key.lower()) if isinstance(key, str) else None
         if kind is None:
             hint = nearest(key, kinds)
             raise specs.error(f"{shown(key)} is not a replica type; the types are {', '.join(kinds)}{hint}")
-        if kind in found:
+        if kind in by_kind:
             raise specs.child(key).error(f"{kind} is given twice; keep one of them")
         if value is not None:
-            found[kind] = specs.child(key)
-            found[kind].check_keys(("replicas", "template", "restartPolicy"), "a replica specification")
-    if not found:
+            by_kind[kind] = specs.child(key)
+            by_kind[kind].check_keys(("replicas", "template", "restartPolicy"), "a replica specification")
+    if not by_kind:
         raise specs.error(f"there are no replicas; expected some of {', '.join(kinds)}")
-    return found
+    return by_kind
 
 
 def replica_count(replicas: Node) -> int:

@@ -48,10 +48,10 @@ def container(template: Node | None, name: str | None) -> Node | None:
     containers = template.find("spec", "containers") if template else None
     if containers is None:
         return None
-    found = list(containers.entries())
+    entries = list(containers.entries())
     if name is None:
-        return next((entry for entry in found if tpu(entry) or gpus(entry)), found[0] if found else None)
-    for entry in found:
+        return next((entry for entry in entries if tpu(entry) or gpus(entry)), entries[0] if entries else None)
+    for entry in entries:
         if entry.child("name").value == name:
             return entry
     raise containers.error(f"there is no container named {name}, which is the one that trains")

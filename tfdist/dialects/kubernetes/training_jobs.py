@@ -141,12 +141,12 @@ def _first_mpijob(job: Node) -> Cluster:
     if given is not None:
         count = given.count(1)
     else:
-        units, each = spec.get("gpus", "processingUnits"), spec.get("gpusPerNode", "processingUnitsPerNode")
+        units, per_node = spec.get("gpus", "processingUnits"), spec.get("gpusPerNode", "processingUnitsPerNode")
         if units is None:
             raise spec.error("there is neither replicas nor gpus, which give the number of workers")
-        if each is None:
+        if per_node is None:
             raise units.error("gpusPerNode is missing, and its default is an option of the operator; add it, or give replicas")
-        width = min(units.count(1), each.count(1))
+        width = min(units.count(1), per_node.count(1))
         count = units.count(1) // width
         if count * width != units.value:
             raise units.error(f"it is no multiple of gpusPerNode, {width}")

@@ -45,14 +45,14 @@ def named(cluster: Cluster, given: Program) -> Program:
     return result
 
 
-def alike(cluster: Cluster, what: str, job: str) -> Task:
+def alike(cluster: Cluster, dialect: str, job: str) -> Task:
     """Returns a task that represents all tasks of a job, which in Kubernetes are instances of one pod template.
 
     Raises ClusterError if the tasks have different numbers of GPUs.
     """
     tasks = cluster.job(job)
     if len({task.gpus for task in tasks}) > 1:
-        raise cannot(cluster, what, f"{job} tasks with different numbers of GPUs")
+        raise cannot(cluster, dialect, f"{job} tasks with different numbers of GPUs")
     return tasks[0]
 
 

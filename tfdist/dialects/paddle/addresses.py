@@ -24,12 +24,12 @@ def addresses(values: Values, name: str, default_port: int | None = None) -> lis
     parts = [part for part in values.text(name).split(",") if part.strip()]
     if len(parts) > MAX_TASKS:
         raise values.error(name, f"there are {len(parts)} addresses, and tfdist supports {MAX_TASKS}")
-    found = [launcher_address(values, name, part, default_port) for part in parts]
-    if not found:
+    pairs = [launcher_address(values, name, part, default_port) for part in parts]
+    if not pairs:
         raise values.error(name, "it names no address; expected host:port,host:port")
     held: set[tuple[str, int]] = set()
-    for host, port in found:
+    for host, port in pairs:
         if (host.lower(), port) in held:
             raise values.error(name, f"{host}:{port} is given twice")
         held.add((host.lower(), port))
-    return found
+    return pairs

@@ -63,10 +63,10 @@ def options(
         ClusterError: for an option without its value, for an abbreviation of several options, and for an unknown option (in a
             program: one that resembles a known one that is not given; and `--switch False`).
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     similar: dict[str, str] = {}  # Of a program: a known option -> how one that resembles it is written.
     rest = iter(words)
-    bare = ""
+    bare = ""  # The switch before the word.
     for word in rest:
         if not is_program:
             check_variable(word, source)
@@ -75,25 +75,20 @@ def options(
             if not is_program:
                 check_single([word, *rest], source)
                 break
-            if switch and word.lower() in FALSE:
-                raise source.error(
-                    f"absl reads it as true, whatever word is behind it; write --{switch}={word}", field=f"--{switch}"
-                )
+            _check_behind_switch(switch, word, source)
             continue
         name, equals, value = _split(word, letters or {})
         if abbreviates and word.startswith("--"):
             name = full_name(name, valued | switches, source)
         if name in valued:
-            if not equals:
-                value = next(rest, "")
-                if not value:
-                    raise source.error("this option has no value", field=f"--{name}")
-            found[name] = value
+            values[name] = value if equals else next(rest, "")
+            if not equals and not values[name]:
+                raise source.error("this option has no value", field=f"--{name}")
         elif name in switches:
-            found[name] = value if equals else "true"
+            values[name] = value if equals else "true"
             bare = "" if equals else name
         elif name.removeprefix("no") in switches and not equals:
-            found[name.removeprefix("no")] = "false"  # gflags
+            values[name.removeprefix("no")] = "false"  # gflags
         elif not is_program:
             raise source.error(
                 f"there is no such option{nearest(name, sorted(valued | switches))}", field=shown(word, 40)[1:-1]
@@ -101,13 +96,18 @@ def options(
         elif meant := close(name, valued | switches, 0.85):
             similar.setdefault(meant, word)
     for meant, word in similar.items():
-        if meant not in found:  # A program that is given both has one of its own.
+        if meant not in values:  # A program that is given both has one of its own.
             raise source.error(
                 f"there is no such option; did you mean {meant}? If it is one of the program itself, leave it out: it says "
                 "nothing about the cluster",
                 field=shown(word, 40)[1:-1],
             )
-    return Values(source, found, "--")
+    return Values(source, values, "--")
+
+
+def _check_behind_switch(switch: str, word: str, source: Source) -> None:
+    if switch and word.lower() in FALSE:
+        raise source.error(f"absl reads it as true, whatever word is behind it; write --{switch}={word}", field=f"--{switch}")
 
 
 def _split(word: str, letters: Mapping[str, str]) -> tuple[str, str, str]:

@@ -55,10 +55,10 @@ class Node:
 
     def find(self, *path: str) -> "Node | None":
         """Returns the value below several keys; None if one of them is missing or null. Raises ClusterError as `get` does."""
-        found: Node | None = self
+        node: Node | None = self
         for key in path:
-            found = found.get(key) if found is not None else None
-        return found
+            node = node.get(key) if node is not None else None
+        return node
 
     def child(self, key: str) -> "Node":
         """Returns the value of a key, None if it is missing. Raises ClusterError if this is not a mapping."""
@@ -96,21 +96,21 @@ class Node:
             raise self.error(f"{shown(self.value)} is not a count; expected a whole number from {least} to {most}")
         return number
 
-    def check_keys(self, known: Iterable[str], what: str) -> None:
-        """Raises ClusterError for a key that `what` does not have; the message suggests the nearest known key."""
+    def check_keys(self, known: Iterable[str], owner: str) -> None:
+        """Raises ClusterError for a key that `owner` does not have; the message suggests the nearest known key."""
         names = list(known)
         for key in self.mapping():
             if key not in names:
                 hint = nearest(key, names, otherwise=f"; the fields are {', '.join(names)}")
-                raise self._key(key).error(f"{what} has no such field{hint}")
+                raise self._key(key).error(f"{owner} has no such field{hint}")
 
-    def check_near(self, known: Iterable[str], what: str) -> None:
+    def check_near(self, known: Iterable[str], owner: str) -> None:
         """Raises ClusterError for a key that resembles one of `known`; other unknown keys are allowed."""
         names = list(known)
         for key in self.mapping():
             meant = close(key, names) if isinstance(key, str) else None
             if meant is not None and meant != key:
-                raise self._key(key).error(f"{what} has no such field; did you mean {meant}?")
+                raise self._key(key).error(f"{owner} has no such field; did you mean {meant}?")
 
     def _key(self, key: object) -> "Node":
         return Node(None, (*self.path, key if isinstance(key, str) else shown(key)), self.document, self.source)

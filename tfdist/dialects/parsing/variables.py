@@ -126,13 +126,13 @@ class Literals:
     def elements(self, token: str) -> list[str] | None:
         """Returns the words for which `${NAME[@]}` stands, in double quotes or not; None for other texts and unknown arrays."""
         match = _ALL.fullmatch(token)
-        found = self._arrays.get(match[2]) if match is not None else None
-        if match is None or found is None or not all(found) or (match[1] and match[3] == "*"):
+        pieces = self._arrays.get(match[2]) if match is not None else None
+        if match is None or pieces is None or not all(pieces) or (match[1] and match[3] == "*"):
             return None
-        self._characters_left -= sum(map(len, found))
+        self._characters_left -= sum(map(len, pieces))
         if self._characters_left < 0:
             return None
-        return found if match[1] else [piece for each in found for piece in ([each] if "(" in each else each.split())]
+        return pieces if match[1] else [piece for each in pieces for piece in ([each] if "(" in each else each.split())]
 
     def expand(self, text: str) -> str:
         """Returns a text that is not in single quotes with the values of `$NAME`, `${NAME}` and products of numbers in it."""

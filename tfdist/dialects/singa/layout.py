@@ -76,18 +76,18 @@ class Layout:
             self._check_layout("server", self.servers, self.proto.nservers_per_group, self.proto.nservers_per_procs)
         self._check_groups()
 
-    def _check_layout(self, what: str, total: int, group: int, procs: int) -> None:
+    def _check_layout(self, kind: str, total: int, group: int, procs: int) -> None:
         """Raises ClusterError for a remainder. SINGA ignores it and then routes to processes that do not exist."""
-        field = f"n{what}s_per_procs"
+        field = f"n{kind}s_per_procs"
         if total % procs:
             raise self._error(
-                f"{total} {what}s (in groups of {group}) do not fill processes of {procs}; "
+                f"{total} {kind}s (in groups of {group}) do not fill processes of {procs}; "
                 f"choose a {field} that divides {total}",
                 field,
             )
         if group % procs and procs % group:
             raise self._error(
-                f"groups of {group} {what}s and processes of {procs} overlap; "
+                f"groups of {group} {kind}s and processes of {procs} overlap; "
                 f"choose a {field} that divides {group} or is a multiple of it",
                 field,
             )

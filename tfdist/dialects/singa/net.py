@@ -69,7 +69,7 @@ def write_net(layouts: Layouts) -> str:
 
 def _dim(text: str, source: Source, fields: list[Entry], where: str) -> int | None:
     """Returns the `partition_dim` among the fields of a message; None if there is none."""
-    found = None
+    number = None
     for entry in fields:
         if entry.name == FIELD:
             value = "a block" if entry.is_block else _value(text, source, entry)
@@ -78,10 +78,10 @@ def _dim(text: str, source: Source, fields: list[Entry], where: str) -> int | No
                 raise source.error(
                     f"{shown(value)} is no dimension; expected {expected}", field=f"{where}.{FIELD}", line=entry.line
                 )
-            if found is not None:
+            if number is not None:
                 raise source.error("it is given twice; keep one", field=f"{where}.{FIELD}", line=entry.line)
-            found = _DIMS[value]
-    return found
+            number = _DIMS[value]
+    return number
 
 
 def _value(text: str, source: Source, entry: Entry) -> str:

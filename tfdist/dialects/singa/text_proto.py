@@ -227,7 +227,7 @@ def parse_strictly(text: str, message: Any, source: Source, lines: dict[int, str
     except (text_format.ParseError, ValueError) as error:
         line = error.GetLine() if isinstance(error, text_format.ParseError) else None
         # "4:3 : 'the whole line': Couldn't parse integer: x" becomes its last part; the error has the line's number.
-        what = str(error).rpartition("': ")[2] or str(error)
-        what = re.sub(r"^\d+:\d+ : ", "", what).replace('Message type "singa.', 'Message "')
-        what = what if len(what) < 160 else f"{what[:160]}..."
-        raise source.error(what.rstrip("."), field=lines.get(line or 0, ""), line=line) from None
+        fault = str(error).rpartition("': ")[2] or str(error)
+        fault = re.sub(r"^\d+:\d+ : ", "", fault).replace('Message type "singa.', 'Message "')
+        fault = fault if len(fault) < 160 else f"{fault[:160]}..."
+        raise source.error(fault.rstrip("."), field=lines.get(line or 0, ""), line=line) from None

@@ -49,8 +49,8 @@ _DIFFERENCES = {
 }
 
 
-def _cannot(cluster: Cluster, what: str) -> ClusterError:
-    return cannot(cluster, "SINGA", what)
+def _cannot(cluster: Cluster, meaning: str) -> ClusterError:
+    return cannot(cluster, "SINGA", meaning)
 
 
 def _text(cluster: Cluster, start_port: int | None) -> str:

@@ -84,18 +84,18 @@ def parse(document: Document) -> Cluster:
         raise source.error("the first line of a batch script is missing; sbatch asks for one such as #!/bin/bash", line=1)
     _check_outer(document.text, source)
     wanted = _wanted(document.text, source)
-    found = tasks(Values(source, wanted, "--"))
+    asked = tasks(Values(source, wanted, "--"))
     steps = _steps(document.text, wanted, source)
     if len({step for _, step in steps}) > 1:
         lines = ", ".join(str(line) for line, _ in steps[:5])
         raise source.error(f"srun starts programs on different numbers of tasks in lines {lines}; keep the one that trains")
-    if not steps and found.count > 1:
-        _check_started(document.text, found.count, source)
-    return _cluster(steps[0][1] if steps else found, source)
+    if not steps and asked.count > 1:
+        _check_started(document.text, asked.count, source)
+    return _cluster(steps[0][1] if steps else asked, source)
 
 
-def _cluster(found: Tasks, source: Source) -> Cluster:
-    workers = (Task("worker", index, slots=found.slots, gpus=found.gpus) for index in range(found.count))
+def _cluster(asked: Tasks, source: Source) -> Cluster:
+    workers = (Task("worker", index, slots=asked.slots, gpus=asked.gpus) for index in range(asked.count))
     return Cluster(tuple(workers), source=source)
 
 

@@ -97,13 +97,7 @@ class _Reader:
         return self.source.error(message, field=".".join(path), line=self.document.lines.get(path))
 
     def cluster(self) -> Cluster:
-        if self.is_bare:
-            spec, where, task = self.config, "", None
-        else:
-            self._check_keys()
-            where = "sparseCluster" if self.config.get("sparseCluster") is not None else "cluster"
-            spec = self._mapping(where)
-            task = self._task()
+        spec, where, task = self._specification()
         # Numbers of tasks in place of addresses, as in the `jobs` of SlurmClusterResolver. TensorFlow's TF_CONFIG has none.
         given = [value for value in spec.values() if value is not None]
         self.has_counts = not self.document.from_environment and all(map(is_int, given))
@@ -116,11 +110,7 @@ class _Reader:
         if partial and task and task[0] == "ps" and len(jobs.get("ps", {})) == 1:
             # TFJob shows a dynamic ps only itself: a list with one entry, at any index.
             jobs["ps"] = {task[1]: next(iter(jobs["ps"].values()))}
-        evaluators = dict(self._entries(fields.evaluators(), (EXTENSION, "evaluators")))
-        if evaluators and jobs.get("evaluator"):
-            raise self.error("evaluators are given here and under `cluster`; keep one of them", EXTENSION, "evaluators")
-        if evaluators:
-            jobs["evaluator"] = evaluators
+        self._add_evaluators(jobs, fields)
         tasks = self._tasks(jobs, task, fields)
         sees_itself = task is not None and [entry.job for entry in tasks] == ["evaluator"]
         partial = fields.flag("partial", partial or sees_itself)
@@ -144,6 +134,22 @@ class _Reader:
         )
         fields.check_all_used()
         return cluster
+
+    def _specification(self) -> tuple[Mapping[Any, Any], str, tuple[str, int] | None]:
+        """Returns the entries by job, the key of the document that has them, "" if it is they, and the task of this process."""
+        if self.is_bare:
+            return self.config, "", None
+        self._check_keys()
+        where = "sparseCluster" if self.config.get("sparseCluster") is not None else "cluster"
+        return self._mapping(where), where, self._task()
+
+    def _add_evaluators(self, jobs: dict[str, dict[int, str]], fields: "Extension") -> None:
+        """Adds the evaluators of the extension: TensorFlow wants none under `cluster`."""
+        evaluators = dict(self._entries(fields.evaluators(), (EXTENSION, "evaluators")))
+        if evaluators and jobs.get("evaluator"):
+            raise self.error("evaluators are given here and under `cluster`; keep one of them", EXTENSION, "evaluators")
+        if evaluators:
+            jobs["evaluator"] = evaluators
 
     def _check_keys(self) -> None:
         """Raises ClusterError for a known word in the wrong place, and for a typo. Other keys are ignored, as in TensorFlow."""

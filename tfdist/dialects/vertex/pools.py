@@ -60,18 +60,18 @@ def pools(specs: Node) -> dict[str, Pool]:
     Raises:
         ClusterError: for more than four pools, a first pool that is empty or not one machine, bad counts and accelerators.
     """
-    found: dict[str, Pool] = {}
+    by_job: dict[str, Pool] = {}
     # Google's tools wrap the one value of a repeated field.
     entries = [specs] if isinstance(specs.value, Mapping) and specs.value else list(specs.entries())
     for job, entry in zip(JOBS, entries, strict=False):
         pool = None if entry.value is None or not entry.mapping() else _pool(entry, job)
         if pool is not None and pool.count and not _is_reduction_server(entry):
-            found[job] = pool
+            by_job[job] = pool
     if len(entries) > len(JOBS):
         raise entries[len(JOBS)].error(f"there are {len(entries)} worker pools; Vertex AI has {len(JOBS)}")
-    if "chief" not in found:
+    if "chief" not in by_job:
         raise specs.error("the first worker pool is empty; it is the chief's, and the only one that is required")
-    return found
+    return by_job
 
 
 def has_reduction_server(job: object) -> bool:

@@ -15,9 +15,9 @@ from tfdist.dialects.parsing.load import load
 from tfdist.errors import ClusterError, Source
 
 
-def cannot(cluster: Cluster, dialect: str, what: str, instead: str = "tf_config") -> ClusterError:
+def cannot(cluster: Cluster, dialect: str, meaning: str, instead: str = "tf_config") -> ClusterError:
     """Returns (does not raise) the error about a cluster for which `dialect` has no words."""
-    return cluster.source.error(f"{dialect} has no words for {what}; translate to {instead} instead")
+    return cluster.source.error(f"{dialect} has no words for {meaning}; translate to {instead} instead")
 
 
 def check_whole(cluster: Cluster, dialect: str) -> None:
