@@ -80,6 +80,22 @@ def test_the_variables_of_a_loss_continue(process):
     assert process(of_own_loss, 9) == whole
 
 
+def of_lora(killed_at):
+    net = compiled()
+    net.build((None, 3))
+    for layer in net.layers:
+        layer.enable_lora(2)
+    net.compile("sgd", "mse", run_eagerly=True)
+    net.fit(X, Y, epochs=3, verbose=0, callbacks=[KillAt(killed_at)])
+    return weights_of(net)
+
+
+def test_the_factors_of_lora_continue_which_keras_files_lack(process):
+    whole = process(of_lora, 99)
+    assert process(of_lora, 2) is None
+    assert process(of_lora, 99) == whole
+
+
 def of_best_weights(killed_at, set_dtype):
     set_dtype("bfloat16")
     try:
