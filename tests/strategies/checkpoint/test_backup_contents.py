@@ -96,6 +96,35 @@ def test_the_factors_of_lora_continue_which_keras_files_lack(process):
     assert process(of_lora, 99) == whole
 
 
+class Shuffled(keras.utils.PyDataset):
+    """Shuffles after each epoch, as Keras' guides do it."""
+
+    def __init__(self):
+        super().__init__()
+        self.order = np.arange(len(X))
+
+    def __len__(self):
+        return len(X) // 4
+
+    def __getitem__(self, index):
+        chosen = self.order[index * 4 : index * 4 + 4]
+        return X[chosen], Y[chosen]
+
+    def on_epoch_end(self):
+        np.random.shuffle(self.order)
+
+
+def test_data_that_are_shuffled_again_after_each_epoch_continue_in_their_order(process):
+    def program(killed_at):
+        net = compiled()
+        net.fit(Shuffled(), epochs=4, verbose=0, callbacks=[KillAt(killed_at)])
+        return weights_of(net)
+
+    whole = process(program, 99)
+    assert process(program, 2) is None
+    assert process(program, 99) == whole
+
+
 def of_best_weights(killed_at, set_dtype):
     set_dtype("bfloat16")
     try:

@@ -82,21 +82,6 @@ def test_weights_that_are_not_kept_or_belong_to_another_training_are_named(proce
     assert again[1] != whole[1] and again[5] == whole[5]
 
 
-def test_a_loop_of_fits_is_said_to_be_finished_in_one_line(process, monkeypatch, caplog):
-    monkeypatch.setattr(backup_file, "KEEP", 1)
-
-    def loop(killed_in):
-        net = dense()
-        for number in range(6):
-            net.fit(X, Y, epochs=1, verbose=0, callbacks=[KillAt(0 if number == killed_in else 99)])
-        return values(net)
-
-    end = process(loop, 99)
-    assert process(loop, 5) is None and process(loop, 99) == end
-    said = [text for text in caplog.messages if text.startswith(("fit", "the backup has"))]
-    assert [text[:33] for text in said] == ["fits 1 to 5 of net were finished ", "the backup has no weights of net "], said
-
-
 class Raise(keras.callbacks.Callback):
     def __init__(self, raises):
         super().__init__()
