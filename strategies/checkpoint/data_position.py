@@ -60,6 +60,7 @@ class DataPosition:
     Attributes:
         iterator: Keras' iterator of epochs; None before Keras has made it.
         random_state: what `random_state` returned when the current epoch began.
+        state_before: what it returned before the first epoch that is done: a `PyDataset` may shuffle with it, epoch by epoch.
         initial_epoch: the argument of `fit`.
         is_passed_over: whether an earlier process has finished this call, so that no epoch is left.
     """
@@ -70,13 +71,14 @@ class DataPosition:
         self.is_passed_over = False
         self.iterator: Any = None
         self.random_state: Any = None
+        self.state_before: Any = None
         self._model = model
         self._resumption: Resumption | None = None
         self._validations = 0  # Those of an earlier process, before the first one of this.
 
     def resume(self, resumption: Resumption) -> None:
         """Makes the next epoch continue there, and the next validation follow those of the epochs that are done."""
-        self._resumption = resumption
+        self._resumption, self.state_before = resumption, random_state()
         self._validations = sum(map(self._has_validation, range(resumption.epochs)))
 
     def pass_over(self, epochs: int) -> None:
@@ -215,6 +217,8 @@ def _enumerate(original: Callable[..., Any], iterator: Any) -> Iterator[Any]:
         yield from original(iterator)
         return
     state = random_state() if resumption.keeps_random_state else None
+    if state is not None:
+        set_random_state(position.state_before)
     position.repeat_epochs(resumption.epochs, functools.partial(_repeat_epoch, iterator))
     if resumption.epochs and iterator._num_batches is None:
         iterator._num_batches = resumption.batches_per_epoch

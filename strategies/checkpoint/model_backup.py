@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import logging
 from typing import Any
 
@@ -36,6 +37,7 @@ class ModelBackup:
         self._is_continued = is_continued
         self._saved_earlier: Progress | None = None  # What an earlier process has saved, until this one is as far.
         self._is_read = False
+        self._has_warned = False  # Of weights that are not kept.
         self._progress = Progress(0, {})
         self._callbacks: list[Any] = []
         self._saved_batches = 0  # Batches of the epoch that the latest backup holds.
@@ -138,7 +140,10 @@ class ModelBackup:
         Callbacks of the user save and evaluate at the end of training, and the program does so between its calls.
         """
         number = self._progress.fit
-        _log.warning("fit %d of %s was finished before the restart", number, model.name)
+        if number == self._skipped + 1 or not found.has_finished(number - 1):  # A program may call `fit` in a loop.
+            last = next(each for each in itertools.count(number) if not found.has_finished(each + 1))
+            were = f"fit {number} of {model.name} was" if last == number else f"fits {number} to {last} of {model.name} were"
+            _log.warning("%s finished before the restart", were)
         model._initial_epoch = self._progress.call["epochs"]
         _position().pass_over(len(found.finished_fits[number - 1][0]))
         _build(model)
@@ -147,11 +152,13 @@ class ModelBackup:
             arrays = self._load(model, path)
             self._end_path, self._end_state = path, progress_in(path).random_state
         else:
-            _log.warning(
-                "the backup has no weights of %s at the end of fit %d, only of the last %d calls: what the program saves and "
-                "evaluates before fit %d is of fit %d",
-                *(model.name, number, KEEP, number + 1, found.fit),
-            )
+            if not self._has_warned:
+                _log.warning(
+                    "the backup has no weights of %s at the end of fit %d, only of the last %d calls: what the program saves "
+                    "and evaluates after such a call is of fit %d",
+                    *(model.name, number, KEEP, found.fit),
+                )
+            self._has_warned = True
             self.file.load(model, is_exact=False)
         states = found.finished_fits[number - 1][2]
         callback_states.restore(self._callbacks, states, {} if arrays is None else arrays.callbacks)

@@ -174,7 +174,8 @@ def own_variables(model: Any) -> list[Any]:
     """Returns the values of the variables that Keras does not save, as numpy arrays.
 
     Those of TensorFlow that are attributes of a model and its layers, such as a `tf.Variable` that counts, and the state of a
-    `tf.random.Generator`; and Keras' variables of losses, such as a moving average.
+    `tf.random.Generator`; Keras' variables of losses, such as a moving average; and those of layers with LoRA: Keras' files
+    have the sum of a kernel and its two factors, and zeros in place of the factors, which no step would change.
     """
     return [storable(variable.numpy()) for variable in _own_variables(model)]
 
@@ -209,6 +210,8 @@ def _own_variables(model: Any) -> list[Any]:
         id(each): each for loss in _losses(model) for each in vars(loss).values() if isinstance(each, keras.Variable)
     }
     for layer in model._flatten_layers():
+        if getattr(layer, "lora_enabled", False):
+            found |= {id(each): each for each in layer.weights}
         for attribute in vars(layer).values():
             values = attribute.values() if isinstance(attribute, dict) else attribute
             for value in values if isinstance(attribute, list | tuple | dict) else [attribute]:

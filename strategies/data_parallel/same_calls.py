@@ -166,10 +166,7 @@ class SameCalls:
         place = f"counts/{self._executions}"
         if self._counted[0] != place:
             with self._explained():
-                try:
-                    self._counted = place, self._count(place, holds)
-                except DifferentCallsError as error:  # The first task, which keeps what is told, is gone.
-                    raise (error.__cause__ or error) from None
+                self._counted = place, self._count(place, holds)
         return self._counted[1]
 
     def _count(self, place: str, holds: bool) -> int:
@@ -244,10 +241,12 @@ class SameCalls:
         """Raises an error that says more than that of TensorFlow, if there is one."""
         try:
             yield
-        except tf.errors.OpError as error:
-            if not self._is_lost and (better := self._lost.explain(error)) is not None:
+        except (tf.errors.OpError, DifferentCallsError) as error:
+            # That of the board says that the first task is gone: lost, or ended because another one is lost.
+            reported = error.__cause__ if isinstance(error, DifferentCallsError) else error
+            if isinstance(reported, tf.errors.OpError) and not self._is_lost and (better := self._lost.explain(reported)):
                 self._is_lost = True  # Nobody is told anything more: it may be the first task, which keeps what is told.
-                raise better from error
+                raise better from reported
             raise
 
     def _repeat(self, function: Callable[[], None], seconds: float) -> None:

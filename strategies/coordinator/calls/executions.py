@@ -176,6 +176,7 @@ class Executions:
                         execution.state = State.QUEUED
                 self._events.put(execution)
                 raise
+            self._membership.end(group)
             with self._lock:
                 del execution.running[group]
                 seconds = self._clock() - started

@@ -21,7 +21,8 @@ class Membership:
         away: the owners that are lost because their workers are gone, or do not answer.
         alone: the owner that trains while all others wait; None if all train.
         when_lost: called with the owner that is lost, in the thread that notices it.
-        when_changed: called with an owner whose workers have left (False) or are back (True), in the same way.
+        when_changed: called with an owner whose workers have left (False), or are back and have run something (True), in the
+            same way.
     """
 
     def __init__(self, groups: Sequence[Any], shared: bool = False) -> None:
@@ -31,6 +32,7 @@ class Membership:
         self._lock = threading.RLock()
         self.live = frozenset(self.owners)
         self.away: frozenset[int] = frozenset()
+        self._missed: frozenset[int] = frozenset()  # Those away, until an execution has ended: its first one may be lost too.
         self._terms = [0] * len(groups)
         self._incarnations = [0] * len(groups)
         self._uncounted = [0] * len(groups)  # Calls whose steps do not count.
@@ -44,7 +46,7 @@ class Membership:
     @property
     def present(self) -> list[int]:
         """The numbers of the groups whose workers are there. One whose call has failed, as with a ps, trains on later."""
-        return [group for group, owner in enumerate(self.owners) if owner not in self.away]
+        return [group for group, owner in enumerate(self.owners) if owner not in self._missed]
 
     def is_live(self, group: int) -> bool:
         """Returns whether a group trains."""
@@ -78,11 +80,17 @@ class Membership:
         owner = self.owners[group]
         if owner not in self.live:
             with self._lock:
-                was_away = owner in self.away
                 self.live |= {owner}
                 self.away -= {owner}
-            if was_away:
-                self.when_changed(owner, True)
+
+    def end(self, group: int) -> None:
+        """Notes that an execution of a group has ended without an error."""
+        owner = self.owners[group]
+        with self._lock:
+            if is_back := owner in self.live & self._missed:
+                self._missed -= {owner}
+        if is_back:
+            self.when_changed(owner, True)
 
     def lose(self, group: int) -> None:
         """Notes that a group has failed or does not answer. It starts anew, and the others have its share of the weights."""
@@ -106,11 +114,12 @@ class Membership:
         """Notes that a group is lost because its workers are gone, not because of an error in what they ran."""
         owner = self.owners[group]
         with self._lock:
-            was_away = owner in self.away
+            is_new = owner not in self._missed
             self.away |= {owner}
+            self._missed |= {owner}
         if self.is_live(group):
             self.lose(group)
-        if not was_away:
+        if is_new:
             self.when_changed(owner, False)
 
     def restart(self, group: int) -> None:

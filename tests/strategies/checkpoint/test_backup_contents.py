@@ -80,6 +80,51 @@ def test_the_variables_of_a_loss_continue(process):
     assert process(of_own_loss, 9) == whole
 
 
+def of_lora(killed_at):
+    net = compiled()
+    net.build((None, 3))
+    for layer in net.layers:
+        layer.enable_lora(2)
+    net.compile("sgd", "mse", run_eagerly=True)
+    net.fit(X, Y, epochs=3, verbose=0, callbacks=[KillAt(killed_at)])
+    return weights_of(net)
+
+
+def test_the_factors_of_lora_continue_which_keras_files_lack(process):
+    whole = process(of_lora, 99)
+    assert process(of_lora, 2) is None
+    assert process(of_lora, 99) == whole
+
+
+class Shuffled(keras.utils.PyDataset):
+    """Shuffles after each epoch, as Keras' guides do it."""
+
+    def __init__(self):
+        super().__init__()
+        self.order = np.arange(len(X))
+
+    def __len__(self):
+        return len(X) // 4
+
+    def __getitem__(self, index):
+        chosen = self.order[index * 4 : index * 4 + 4]
+        return X[chosen], Y[chosen]
+
+    def on_epoch_end(self):
+        np.random.shuffle(self.order)
+
+
+def test_data_that_are_shuffled_again_after_each_epoch_continue_in_their_order(process):
+    def program(killed_at):
+        net = compiled()
+        net.fit(Shuffled(), epochs=4, verbose=0, callbacks=[KillAt(killed_at)])
+        return weights_of(net)
+
+    whole = process(program, 99)
+    assert process(program, 2) is None
+    assert process(program, 99) == whole
+
+
 def of_best_weights(killed_at, set_dtype):
     set_dtype("bfloat16")
     try:

@@ -336,7 +336,7 @@ def test_a_program_that_does_not_call_fit_keeps_the_backup_of_an_interrupted_one
         process(lambda: dense().evaluate(X, Y, verbose=0))
     assert "stays: it is of a fit that was interrupted, and this program has not called fit. The next start" in caplog.text
     process(lambda: phases(seen))
-    assert "fit 2 of net was finished before the restart" in caplog.text
+    assert "fits 1 to 2 of net were finished before the restart" in caplog.text
 
 
 def test_a_backup_that_cannot_be_removed_is_said(process, monkeypatch, caplog):

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from backup_processes import KillAt
 
-from tfdist.strategies.checkpoint import fit_start
+from tfdist.strategies.checkpoint import backup_file, fit_start
 from tfdist.strategies.checkpoint.fit_start import FitStart
 
 pytestmark = pytest.mark.slow
@@ -151,3 +151,18 @@ def test_a_call_gets_its_part_of_data_that_calls_before_it_had_too(process, is_e
     whole = process(program)
     assert process(lambda: program(killed_at=1)) is None
     assert process(program) == whole
+
+
+def test_a_loop_of_fits_is_said_to_be_finished_in_one_line(process, monkeypatch, caplog):
+    monkeypatch.setattr(backup_file, "KEEP", 1)
+
+    def loop(killed_in):
+        net = dense()
+        for number in range(6):
+            net.fit(X, Y, epochs=1, verbose=0, callbacks=[KillAt(0 if number == killed_in else 99)])
+        return values(net)
+
+    end = process(loop, 99)
+    assert process(loop, 5) is None and process(loop, 99) == end
+    said = [text for text in caplog.messages if text.startswith(("fit", "the backup has"))]
+    assert len(said) == 2 and said[0].startswith("fits 1 to 5 of ") and "no weights of" in said[1], said

@@ -43,8 +43,11 @@ def test_who_leaves_and_who_is_back_is_told_once_and_an_error_of_a_step_is_no_le
     term = groups.term(2)
     groups.leave(2)
     assert groups.live_groups == [0, 1] and groups.term(2) == term
-    groups.join(2)
-    groups.join(2)
+    for change in (groups.end, groups.join, groups.leave, groups.join):  # It is lost once more before it has run anything.
+        change(2)
+    assert changes == [(2, False)] and groups.present == [0, 1]
+    for change in (groups.end, groups.end):
+        change(2)
     assert changes == [(2, False), (2, True)] and groups.live_groups == [0, 1, 2]
     groups.say_no_more()
     groups.leave(1)

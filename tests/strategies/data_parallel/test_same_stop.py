@@ -105,11 +105,12 @@ def test_the_loss_of_a_task_is_named_instead_of_the_count():
         calls.count(True)
 
 
-def test_the_loss_of_the_first_task_is_named_instead_of_the_count():
+@pytest.mark.parametrize("call", [lambda calls: calls.count(False), lambda calls: calls.agree({"call": "fit"})])
+def test_the_loss_of_the_first_task_is_named_instead_of_what_tasks_tell_each_other(call):
     class Gone(LocalBoard):
         def take(self, name, seconds):
             raise DifferentCallsError("the first task has ended") from tf.errors.UnavailableError(None, None, "no answer")
 
     calls = same_calls_of("worker:1", NAMES[:2], Gone(), explain=lambda error: TaskLostError(f"lost worker:0: {error.message}"))
     with pytest.raises(TaskLostError, match="lost worker:0: no answer"):
-        calls.count(False)
+        call(calls)
