@@ -22,7 +22,7 @@ from tfdist.strategies.hogwild.extended import HogwildExtended
 from tfdist.strategies.hogwild.hooks import HogwildHooks
 from tfdist.strategies.hogwild.replicas import checkpoint_state, lost_shards, step_counters
 from tfdist.strategies.hogwild.replicas.local_replicas import LocalReplicas
-from tfdist.strategies.hogwild.synchronization import custom_gradients
+from tfdist.strategies.hogwild.synchronization import custom_gradients, loaded_functions
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.timing import network
 from tfdist.strategies.hogwild.timing.measured_delay import MeasuredDelay
@@ -45,6 +45,7 @@ def create(cluster: Cluster, start_timeout: float) -> "Hogwild":
     network.choose_compression(strategy, cluster)
     step_counters.install()
     custom_gradients.install()
+    loaded_functions.install()
     return strategy
 
 

@@ -82,6 +82,8 @@ file_utils: Any = need("keras.src.utils.file_utils")
 TrackableSaver: Any = need("tensorflow.python.checkpoint.checkpoint", "TrackableSaver")
 checkpoint_management: Any = need("tensorflow.python.checkpoint.checkpoint_management")
 saved_model_save: Any = need("tensorflow.python.saved_model.save")
+# Binds functions of a SavedModel that is loaded to their variables.
+restore_captures: Any = need("tensorflow.core.function.capture.restore_captures")
 # Makes modules of the code that AutoGraph generates.
 autograph_loader: Any = need("tensorflow.python.autograph.pyct.loader")
 # Whether a SavedModel is being written: variables then stand for the chief's value.

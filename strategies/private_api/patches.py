@@ -30,6 +30,7 @@ from tfdist.strategies.private_api import (
     keras_numpy,
     keras_random,
     nested_operations,
+    restore_captures,
     seed_generator_module,
     tf_constant,
     tf_random_seed,
@@ -294,6 +295,9 @@ LEARNING_RATE = PatchPoint(TFOptimizer, "_get_current_learning_rate", "self", "S
 
 # hogwild/synchronization/custom_gradients.py
 VARIABLE_BY_NAME = PatchPoint(nested_operations.custom_gradient, "get_variable_by_name", "var_name", "Replicas have none.")
+
+# hogwild/synchronization/loaded_functions.py
+RESTORE_CAPTURES = PatchPoint(restore_captures, "restore_captures", "concrete_function, inputs", "Groups have replicas.")
 
 # private_api/remote_functions.py
 REMOTE_FUNCTIONS = {

@@ -73,3 +73,8 @@ def test_a_model_exports_after_fit_and_keeps_its_constraints(results):
     kernel, difference = results["exported"]
     assert min(kernel) >= 0 and max(kernel[1::2]) < 0.05 and min(kernel[::2]) > 0.5
     assert difference < 1e-5
+
+
+def test_groups_train_a_layer_from_a_saved_model(results):
+    kernel, differences = results["loaded"]
+    assert kernel == pytest.approx([1.0] * 4, abs=0.05) and max(differences) < 1e-5

@@ -211,6 +211,24 @@ def exported():
     return dense.kernel.numpy().ravel().tolist(), float(np.abs(loaded.serve(x) - model.predict(x, verbose=0)).max())
 
 
+def loaded():
+    """Returns the kernel of a layer from a SavedModel after `fit`, and how far the outputs of an export and of the layer are from
+    it.
+    """
+    with strategy.scope():
+        keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False)]).export("loaded", verbose=False)
+        layer = keras.layers.TFSMLayer("loaded")
+        model = keras.Sequential([keras.Input((4,)), layer])
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    x = np.random.default_rng(0).normal(size=(320, 4)).astype("float32")
+    model.fit(x, x.sum(1, keepdims=True), batch_size=8, epochs=4, verbose=0)
+    model.export("loaded again", verbose=False)
+    again = tf.saved_model.load("loaded again")
+    found = again.serve(x), model(x), tf.function(layer)(x), model.predict(x, verbose=0)
+    kernel = layer.weights[0].numpy()
+    return kernel.ravel().tolist(), [float(np.abs(x @ kernel - each).max()) for each in found]
+
+
 cases = (
     averages_and_scales,
     assigned,
@@ -219,6 +237,7 @@ cases = (
     assigned_after_each_batch,
     slots_scaled,
     exported,
+    loaded,
 )
 results = {case.__name__: case() for case in cases}
 Path("results.json").write_text(json.dumps(results))
