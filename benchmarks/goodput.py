@@ -11,7 +11,7 @@ Each run is a job of its own on this machine, with 3 workers or as many as `--wo
 asleep, as on a device of its own, so that a worker that is away costs its share. Every N seconds a random worker gets SIGKILL
 (`--fail_at random`, with a seed). Goodput is the number of different steps per second, from the first step to the last, in per
 cent of that without faults: of the runs right before and right after, else of the last one, because machines change with the
-hours. They change within minutes, too: with `--alternate`, every second stretch of 5 minutes of one job has faults, and the
+hours. They change within minutes, too: with `--alternate`, every second stretch of 2 minutes of one job has faults, and the
 others are those without. "Faults took" is the part of the time of restarts and of steps made twice, if all workers make each
 step together. Every run is accounted for exactly, or its row says what is missing: each epoch counts each example once, and the
 optimizer counts the updates.
@@ -49,7 +49,7 @@ STEP_SECONDS, BATCH, EPOCH = 0.1, 8, 120
 PAUSE_SECONDS = 0.8
 """A step that takes so long is one after a restart."""
 
-STRETCH_SECONDS = 300
+STRETCH_SECONDS = 120
 """Length of a stretch with faults, and of one without."""
 
 SAY_SECONDS = 30.0
