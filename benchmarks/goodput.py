@@ -347,8 +347,14 @@ def write_table() -> None:
     TABLE.write_text(f"{head}{begin}\n\n{body}\n\n{end}{rest.partition(end)[2]}")
 
 
+def end(*_):
+    """Ends this program once: another SIGTERM would leave the job running."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(143)
+
+
 def main(arguments):
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, end)
     for strategy in FLAGS.strategy or STRATEGIES:
         for every in FLAGS.every or (0, 60, 15):
             alternates = FLAGS.alternate and every > 0
