@@ -84,6 +84,11 @@ checkpoint_management: Any = need("tensorflow.python.checkpoint.checkpoint_manag
 saved_model_save: Any = need("tensorflow.python.saved_model.save")
 # Binds functions of a SavedModel that is loaded to their variables.
 restore_captures: Any = need("tensorflow.core.function.capture.restore_captures")
+need(
+    "tensorflow.python.eager.polymorphic_function.concrete_function",
+    "ConcreteFunction",
+    "replace_capture_with_deferred_capture",
+)
 # Makes modules of the code that AutoGraph generates.
 autograph_loader: Any = need("tensorflow.python.autograph.pyct.loader")
 # Whether a SavedModel is being written: variables then stand for the chief's value.
