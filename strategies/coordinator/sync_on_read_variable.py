@@ -5,14 +5,13 @@ Keras marks these variables `on_read`: each replica may update a copy, and only 
 the workers. A step makes no round trip for them, and the chief's sum counts every example exactly once.
 """
 
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.private_api import PerWorkerVariable, PerWorkerVariableSpec, ResourceVariable, is_saving, outermost_graph
+from tfdist.strategies.private_api import PerWorkerVariable, PerWorkerVariableSpec, ResourceVariable, is_saving
 from tfdist.strategies.private_api.coordinator import create_per_worker, dispatch_context, remote_value, remote_value_within
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.runtime import chief_device
@@ -69,7 +68,7 @@ class SyncOnReadVariable(PerWorkerVariable):
         self._counting: dict[tuple[int, int], Any] = {}  # `Membership.counting` at the last call, in the same way.
         self.forget_sum()
         self.is_sent = False
-        self._handles: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
+        self._capture_key = object()  # Functions hold it: they would hold the variable.
 
     def forget_sum(self) -> None:
         """Makes the chief read the copies for the sum."""
@@ -80,21 +79,16 @@ class SyncOnReadVariable(PerWorkerVariable):
     def handle(self) -> Any:
         """The handle of the chief's copy; in a function, a placeholder for the handle of the copy where the function runs.
 
-        There is one placeholder per outermost function. With one per use TensorFlow would not see that a read follows an
-        assignment to the same variable, and it would lose a placeholder that is made in the body of a loop.
+        There is one placeholder per function. With one per use TensorFlow would not see that a read follows an assignment to
+        the same variable.
         """
         if tf.executing_eagerly() or is_saving():
             return self._coordinator_instance.handle
         context = tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
         replica = 0 if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
-        graph = outermost_graph()
-        handles = self._handles.setdefault(graph, {})
-        if replica not in handles:
-            self._create_copies(replica)
-            closure, spec = self._copy_at_call_time(replica)
-            with graph.as_default():
-                handles[replica] = graph.capture_call_time_value(closure, spec)
-        return handles[replica]
+        self._create_copies(replica)
+        closure, spec = self._copy_at_call_time(replica)
+        return tf.compat.v1.get_default_graph().capture_call_time_value(closure, spec, key=(self._capture_key, replica))
 
     def _create_copies(self, replica: int) -> None:
         """Creates the copy of this replica in every group."""

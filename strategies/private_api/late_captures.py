@@ -3,6 +3,9 @@
 Under parameter servers a lookup table has a copy on each task. A function that is traced on the chief uses the copy of the task
 that runs it, which TensorFlow supplies with each call. It forgets to do so in the body of a `while` or a `cond`, as of the
 tokenizers of Keras Hub.
+
+A function that calls another one captures what that one has captured, by the same closure. A closure with a method
+`captured_by(graph)` is replaced by what that returns, for the graph of the caller.
 """
 
 from collections.abc import Callable
@@ -30,6 +33,7 @@ def _capture_at_call(
     default_value: Any = None,
     placeholder: Any = None,
 ) -> Any:
+    closure = closure.captured_by(graph) if hasattr(closure, "captured_by") else closure
     outer = getattr(graph, "outer_graph", None)
     if placeholder is not None or not isinstance(graph, ControlFlowFuncGraph) or not isinstance(outer, FuncGraph):
         return original(graph, closure, spec, key, default_value, placeholder)

@@ -19,7 +19,7 @@ from tfdist.strategies.hogwild.synchronization.by_reference import ByReference
 from tfdist.strategies.private_api import (
     GENERATOR_STATE,
     is_saving,
-    outermost_graph,
+    read_write_resource_inputs,
     register_tensor_conversion,
     variable_accessed,
 )
@@ -75,6 +75,34 @@ def _kind_of(name: str, shape: tf.TensorShape, kwargs: dict[str, Any]) -> Kind:
     return Kind.OWN
 
 
+class _HandleAtCall:
+    """Finds the chief's variable when a function that has captured its handle is called on the chief.
+
+    Args:
+        variable: a weak reference to the variable: TensorFlow's functions hold variables.
+        graph: the graph of the function.
+    """
+
+    def __init__(self, variable: "weakref.ref[LocalVariable]", graph: Any) -> None:
+        self._variable, self._graph = variable, graph
+
+    def captured_by(self, graph: Any) -> "_HandleAtCall":
+        """Returns the same for a function that calls this one."""
+        return _HandleAtCall(self._variable, graph)
+
+    def __call__(self) -> Any:
+        variable = self._variable()
+        if variable is None:
+            raise ValueError("a function uses a variable that is deleted; keep the model as long as the function")
+        return variable.handle_to_write() if self._writes(variable) else variable.on_chief().handle
+
+    def _writes(self, variable: "LocalVariable") -> bool:
+        """Returns whether an operation of the function writes the variable, such as the call of another function."""
+        with self._graph.as_default():
+            handle = variable.handle
+        return any(handle in read_write_resource_inputs(user)[1] for user in handle.consumers())
+
+
 class LocalVariable(VariableBase):
     """A variable with one value on the chief and a local replica in every worker group.
 
@@ -103,9 +131,7 @@ class LocalVariable(VariableBase):
         self.replica = NamedVariable(name, self._on_chief.dtype, self._on_chief.shape, "")
         self.kind = _kind_of(name, self._on_chief.shape, kwargs)
         self.block: Any = None
-        self._chief_handles: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._assigned_by: weakref.WeakSet[Any] = weakref.WeakSet()  # Functions of the chief.
-        self._sent_values: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._handle_key, self._value_key = object(), object()  # Under which functions capture them.
         self.restored: dict[int, Any] = {}
         self.restored_outer: dict[str, Any] = {}
         self.version = 0
@@ -141,29 +167,17 @@ class LocalVariable(VariableBase):
         return ByReference(self)
 
     def _handle_at_call_time(self) -> Any:
-        """Returns the chief's variable in a function that the chief runs, with its value at the time of the call."""
-        # Weak, as TensorFlow's functions hold variables: this variable holds the graph, which holds what it captures.
-        function, this = weakref.ref(outermost_graph()), weakref.ref(self)
+        """Returns the chief's variable in a function that the chief runs, with its value at the time of the call.
 
-        def handle() -> Any:
-            variable = this()
-            if variable is None:
-                raise ValueError("a function uses a variable that is deleted; keep the model as long as the function")
-            if function() in variable._assigned_by:
-                with tf.init_scope(), variable._strategy_of.local_replicas.assigning(variable):
-                    return variable._counted().handle
-            return variable.on_chief().handle
-
-        return self._at_call_time(self._chief_handles, handle, HandleSpec(value=self._on_chief.handle))
+        Each function captures it itself and gets it from the one that calls it: TensorFlow keeps the trace of a function for
+        other callers.
+        """
+        closure = _HandleAtCall(weakref.ref(self), tf.compat.v1.get_default_graph())
+        return self._at_call_time(closure, HandleSpec(value=self._on_chief.handle), self._handle_key)
 
     @staticmethod
-    def _at_call_time(captured: weakref.WeakKeyDictionary[Any, Any], value: Callable[[], Any], spec: Any) -> Any:
-        """Captures `value()` at each call of the function. One capture per outermost function: a condition would lose it."""
-        graph = outermost_graph()
-        if graph not in captured:
-            with graph.as_default():
-                captured[graph] = graph.capture_call_time_value(value, spec)
-        return captured[graph]
+    def _at_call_time(value: Callable[[], Any], spec: Any, key: Any) -> Any:
+        return tf.compat.v1.get_default_graph().capture_call_time_value(value, spec, key)
 
     @property
     def _here(self) -> str:
@@ -188,7 +202,7 @@ class LocalVariable(VariableBase):
             if id(self) in _sent_values:
                 return _sent_values[id(self)]
             spec = tf.TensorSpec(self.shape, self.dtype)
-            return self._at_call_time(self._sent_values, lambda: chief_device.value_of(self._on_chief), spec)
+            return self._at_call_time(lambda: chief_device.value_of(self._on_chief), spec, self._value_key)
         with tf.device(self._here):
             return super()._read_variable_op(no_copy)
 
@@ -225,10 +239,8 @@ class LocalVariable(VariableBase):
         return self
 
     def _note_assignment(self) -> None:
-        """Notes that the function that is being traced assigns the variable."""
-        if not self._strategy_of.extended.is_tracing:
-            self._assigned_by.add(outermost_graph())
-        else:
+        """Notes that the function that a group will run assigns the variable."""
+        if self._strategy_of.extended.is_tracing:
             self._check_step_may_assign()
             self.is_assigned = True
             self._strategy_of.local_replicas.registry.record_use(self, assigns=True)
@@ -250,6 +262,11 @@ class LocalVariable(VariableBase):
             self._strategy_of.local_replicas.chief.refresh(self)
         self._is_read = True
         return self._counted()
+
+    def handle_to_write(self) -> Any:
+        """Returns the handle of the chief's variable to a function that the chief runs and that assigns it."""
+        with tf.init_scope(), self._strategy_of.local_replicas.assigning(self):
+            return self._counted().handle
 
     def set_on_chief(self, value: Any) -> None:
         """Assigns the value on the chief only. The groups do not pull it."""

@@ -57,3 +57,31 @@ def test_a_dataset_maps_its_elements_with_it(body):
     late = Late()
     mapped = tf.data.Dataset.range(1).map(lambda x: body(late, x))
     assert list(mapped.as_numpy_iterator()) == [int(tf.function(lambda x: body(late, x))(tf.constant(0, tf.int64)))]
+
+
+class OfGraph:
+    """A value that depends on the function that captures it: the length of its name."""
+
+    def __init__(self, graph):
+        self.graph = graph
+
+    def captured_by(self, graph):
+        return OfGraph(graph)
+
+    def __call__(self):
+        return tf.constant(len(self.graph.name), tf.int64)
+
+
+def test_a_function_that_calls_another_one_captures_its_own_value():
+    key = object()
+
+    @tf.function
+    def inner():
+        graph = tf.compat.v1.get_default_graph()
+        return graph.capture_call_time_value(OfGraph(graph), SCALAR, key)
+
+    @tf.function
+    def a_longer_name():
+        return inner()
+
+    assert (int(inner()), int(a_longer_name())) == (len("inner"), len("a_longer_name"))
