@@ -85,6 +85,7 @@ class _HandleAtCall:
 
     def __init__(self, variable: "weakref.ref[LocalVariable]", graph: Any) -> None:
         self._variable, self._graph = variable, graph
+        self._writes: bool | None = None  # Unknown before the first call: until then the graph grows.
 
     def captured_by(self, graph: Any) -> "_HandleAtCall":
         """Returns the same for a function that calls this one."""
@@ -94,9 +95,11 @@ class _HandleAtCall:
         variable = self._variable()
         if variable is None:
             raise ValueError("a function uses a variable that is deleted; keep the model as long as the function")
-        return variable.handle_to_write() if self._writes(variable) else variable.on_chief().handle
+        if self._writes is None:
+            self._writes = self._has_writes(variable)
+        return variable.handle_to_write() if self._writes else variable.on_chief().handle
 
-    def _writes(self, variable: "LocalVariable") -> bool:
+    def _has_writes(self, variable: "LocalVariable") -> bool:
         """Returns whether an operation of the function writes the variable, such as the call of another function."""
         with self._graph.as_default():
             handle = variable.handle
