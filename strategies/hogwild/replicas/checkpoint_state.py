@@ -50,14 +50,14 @@ def state_of(replicas: Any, model: Any) -> dict[str, Any]:
         | key | value |
         |---|---|
         | `groups` | number of worker groups, scalar |
-        | `PART/variables` | number of variables, scalar |
+        | `PART/variables` | dtype, shape and path of each variable, bytes, [variables] |
         | `own/PART/NUMBER/GROUP` | value in the local replica of a group that has started, shape of the variable |
         | `outer/PART/NUMBER/NAME` | state of the outer optimizer, shape of the variable, or [1] for a scalar |
         | `period/since`, `period/turns` | see `Period`, [groups] |
         | `period/trained`, `period/pushed` | see `PushWeights`, [groups] |
     """
     parts = _parts(model)
-    used = dict.fromkeys(variable.block for variables in parts.values() for variable in variables if variable.block is not None)
+    used = dict.fromkeys(v.block for variables in parts.values() for v in variables.values() if v.block is not None)
     vectors = _collected(replicas, used)
     period = replicas.position_of(model)
     state: dict[str, Any] = {
@@ -68,8 +68,8 @@ def state_of(replicas: Any, model: Any) -> dict[str, Any]:
         "period/pushed": np.float64(replicas.weights.pushed),
     }
     for part, variables in parts.items():
-        state[f"{part}/variables"] = np.int64(len(variables))
-        for number, variable in enumerate(variables):
+        state[f"{part}/variables"] = np.asarray(list(variables), "S")
+        for number, variable in enumerate(variables.values()):
             block = variable.block
             values = {name: block.cut(vector, variable) for name, vector in vectors[block].items()} if block else {}
             own, outer = ({}, values) if block and block.kind is Kind.SYNCHRONIZED else (values, {})
@@ -128,10 +128,11 @@ def restore(replicas: Any, model: Any, state: dict[str, Any]) -> None:
         period.since[:], period.turns[:] = state["period/since"].tolist(), state["period/turns"].tolist()
         weights.trained[:], weights.pushed[:] = state["period/trained"].tolist(), state["period/pushed"].tolist()
     for part, variables in _parts(model).items():
-        if state.get(f"{part}/variables") != len(variables):
+        numbers = _numbers_in(state.get(f"{part}/variables"), list(variables))
+        if numbers is None:
             _log.debug("the file has another %s; its state of worker groups is left out", part)
             continue
-        for number, variable in enumerate(variables):
+        for number, variable in zip(numbers, variables.values(), strict=True):
             own = {int(name): value for name, value in _below(state, f"own/{part}/{number}/") if value.shape == variable.shape}
             if own and fits:
                 with replicas.assigning(variable):  # Groups first pull the chief's values, then take their own.
@@ -216,21 +217,52 @@ def _outer_of(block: ParameterBlock) -> dict[str, Any]:
     }
 
 
-def _parts(model: Any) -> dict[str, list[LocalVariable]]:
-    """Returns the variables with local replicas of the model and of its optimizers, without those that come before."""
+def _parts(model: Any) -> dict[str, dict[str, LocalVariable]]:
+    """Returns the variables with local replicas of the model and of its optimizers, without those that come before.
+
+    Returns:
+        By part and label: dtype, shape, path.
+    """
     own = {name: value for name, value in vars(model).items() if isinstance(value, keras.optimizers.Optimizer)}
     # Those in lists, dicts and layers. The names of the others are those of files that were saved before these had one.
     named = {id(value) for value in (getattr(model, "optimizer", None), *own.values())}
     held = {f"held_{number}": each for number, each in enumerate(held_optimizers(model)) if id(each) not in named}
     owners = {"model": model, "optimizer": getattr(model, "optimizer", None), **own, **held}
     listed: set[int] = set()
-    parts = {}
+    parts: dict[str, dict[str, LocalVariable]] = {}
     for name, owner in owners.items():
-        values = [v for each in owner.variables for v in local_variables(each._value)] if owner is not None else []
-        found = {id(v): v for v in values if v.kind is not Kind.FROM_CHIEF and id(v) not in listed}
-        listed |= set(found)
-        parts[name] = list(found.values())
+        parts[name] = {}
+        for each in owner.variables if owner is not None else ():
+            for shard, v in enumerate(local_variables(each._value)):
+                if v.kind is not Kind.FROM_CHIEF and id(v) not in listed:
+                    listed.add(id(v))
+                    label = f"{v.dtype.name} {list(v.shape)}: {each.path}/{shard}"
+                    while label in parts[name]:
+                        label += "'"  # Layers may have the same name.
+                    parts[name][label] = v
     return parts
+
+
+def _numbers_in(saved: Any, labels: list[str]) -> list[int] | None:
+    """Returns the position in a file of each variable with these labels.
+
+    Variables with the same paths are the same, in whatever order: that of a quantized layer is another one in a model that is
+    loaded. Else the model has other names, and the order counts; then dtypes and shapes must be equal.
+
+    Args:
+        saved: the labels of the file, bytes, [variables]. Older files have none, or a number.
+        labels: those of the variables.
+
+    Returns:
+        None if the file has other variables.
+    """
+    if np.ndim(saved) != 1:
+        return None
+    before = [label.decode() for label in saved]
+    if sorted(before) == sorted(labels):
+        return [before.index(label) for label in labels]
+    forms = [[label.split(": ")[0] for label in each] for each in (before, labels)]
+    return list(range(len(labels))) if forms[0] == forms[1] else None
 
 
 def _below(state: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

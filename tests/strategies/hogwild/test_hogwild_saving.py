@@ -126,6 +126,10 @@ def test_a_model_of_bfloat16_variables_that_has_trained_takes_its_state_from_fil
             np.testing.assert_array_equal(restored[name], saved[name], err_msg=name)
 
 
+def test_a_group_restores_its_values_by_name_if_the_loaded_model_has_its_variables_in_another_order(read):
+    assert read("one")["float8"] == 0
+
+
 def test_files_load_without_tfdist(read):
     saved = lists(read("save")["saved"])
     for values in read("plain"):
