@@ -88,7 +88,8 @@ class SyncOnReadVariable(PerWorkerVariable):
         replica = 0 if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
         self._create_copies(replica)
         closure, spec = self._copy_at_call_time(replica)
-        return tf.compat.v1.get_default_graph().capture_call_time_value(closure, spec, key=(self._capture_key, replica))
+        graph, in_files = tf.compat.v1.get_default_graph(), self._coordinator_instance.handle
+        return graph.capture_call_time_value(closure, spec, key=(self._capture_key, replica), default_value=in_files)
 
     def _create_copies(self, replica: int) -> None:
         """Creates the copy of this replica in every group."""

@@ -175,12 +175,9 @@ class LocalVariable(VariableBase):
         Each function captures it itself and gets it from the one that calls it: TensorFlow keeps the trace of a function for
         other callers.
         """
-        closure = _HandleAtCall(weakref.ref(self), tf.compat.v1.get_default_graph())
-        return self._at_call_time(closure, HandleSpec(value=self._on_chief.handle), self._handle_key)
-
-    @staticmethod
-    def _at_call_time(value: Callable[[], Any], spec: Any, key: Any) -> Any:
-        return tf.compat.v1.get_default_graph().capture_call_time_value(value, spec, key)
+        graph, in_files = tf.compat.v1.get_default_graph(), self._on_chief.handle
+        closure = _HandleAtCall(weakref.ref(self), graph)
+        return graph.capture_call_time_value(closure, HandleSpec(value=in_files), self._handle_key, default_value=in_files)
 
     @property
     def _here(self) -> str:
@@ -204,8 +201,8 @@ class LocalVariable(VariableBase):
         if self.kind is Kind.FROM_CHIEF and self._strategy_of.extended.is_tracing:
             if id(self) in _sent_values:
                 return _sent_values[id(self)]
-            spec = tf.TensorSpec(self.shape, self.dtype)
-            return self._at_call_time(lambda: chief_device.value_of(self._on_chief), spec, self._value_key)
+            graph, spec = tf.compat.v1.get_default_graph(), tf.TensorSpec(self.shape, self.dtype)
+            return graph.capture_call_time_value(lambda: chief_device.value_of(self._on_chief), spec, self._value_key)
         with tf.device(self._here):
             return super()._read_variable_op(no_copy)
 

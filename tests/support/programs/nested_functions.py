@@ -87,6 +87,8 @@ def a_layer_with_a_decorated_method():
     y = x.sum(1, keepdims=True)
     layer = Decorated()
     model = keras.Sequential([keras.Input((4,)), layer])
+    serve = tf.function(lambda x: 2 * model(x))
+    serve(tf.constant(x))
     for steps in (4, 1):
         model.compile(keras.optimizers.SGD(0.05), "mse", steps_per_execution=steps)
         model.fit(x, y, epochs=4, verbose=0)
@@ -94,6 +96,12 @@ def a_layer_with_a_decorated_method():
         np.testing.assert_allclose(model.evaluate(x, y, verbose=0), loss, rtol=1e-4)
         np.testing.assert_allclose(layer.product(tf.constant(x)), model.predict(x, verbose=0), rtol=1e-4, atol=1e-5)
     assert loss < 0.5
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", serve)
+    archive.write_out("exported", verbose=False)
+    loaded = tf.saved_model.load("exported")
+    np.testing.assert_allclose(loaded.serve(tf.constant(x)), 2 * x @ layer.kernel.numpy(), atol=1e-5)
 
 
 def a_metric_in_functions_that_a_coordinator_schedules():
