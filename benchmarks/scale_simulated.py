@@ -25,9 +25,8 @@ from tfdist.launch.plan.configurations import ALL
 from tfdist.planner import link, measurement
 from tfdist.planner.costs import Costs
 from tfdist.planner.option import Hardware, Option
-from tfdist.planner.predict import predict
+from tfdist.planner.predict import predict, simulate
 from tfdist.planner.simulated import Network
-from tfdist.planner.simulated_periods import simulate
 from tfdist.planner.ways import way_of
 
 FLAGS = flags.FLAGS

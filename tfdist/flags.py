@@ -1,7 +1,7 @@
 """The absl flags that describe a cluster, for `python -m tfdist.launch` and for a user's own `absl.app` program."""
 
 import dataclasses
-from typing import Any
+from typing import Any, get_args
 
 from absl import flags
 
@@ -58,6 +58,9 @@ PARTITION_FLAGS = {
 """Flags of the partition."""
 
 
+_DEFINERS = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, float: flags.DEFINE_float, str: flags.DEFINE_string}
+
+
 def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines --cluster, --tier, --strategy, --job_dir and the other flags that `tfdist.strategy(FLAGS)` reads.
 
@@ -103,11 +106,10 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def _hogwild_definer(name: str) -> Any:
-    if name in ("sync_period", "fragments", "delay", "quorum", "longest_period"):
-        return flags.DEFINE_integer
-    if name in ("adaptive", "average_momentum"):
-        return flags.DEFINE_bool
-    return flags.DEFINE_float if "rate" in name or "momentum" in name or name == "grace" else flags.DEFINE_string
+    """Returns what defines a flag of the type of its field."""
+    kind = {entry.name: entry.type for entry in dataclasses.fields(Synchronization)}.get(option_of(name), int)
+    kinds = (kind, *get_args(kind))  # It may be None, too.
+    return next(define for each, define in _DEFINERS.items() if each in kinds)
 
 
 def is_flag_values(cfg: object) -> bool:

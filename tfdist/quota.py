@@ -66,7 +66,7 @@ def spent(folder: Path) -> Spent | None:
 
 
 def _groups(pid: int | str, root: Path) -> Iterator[Path]:
-    """Returns the folders of the groups of a process that may limit its processor time, with all their parents."""
+    """Yields the folders of the groups of a process that may limit its processor time, with all their parents."""
     try:
         lines = (root / "proc" / str(pid) / "cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

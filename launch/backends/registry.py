@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 from tfdist import entry_points
 from tfdist.errors import nearest
-from tfdist.launch.backends import slurm, ssh
+from tfdist.launch.backends import slurm, srun, ssh
 from tfdist.launch.backends.interface import Attached, Backend, BackendError
 from tfdist.launch.backends.kubernetes import backend as kubernetes
 from tfdist.launch.backends.local import backend as local
 from tfdist.launch.backends.ray import backend as ray
 
-BUILT_IN: tuple[Backend, ...] = (local.BACKEND, ssh.BACKEND, slurm.BACKEND, slurm.SRUN, ray.BACKEND, kubernetes.BACKEND)
+BUILT_IN: tuple[Backend, ...] = (local.BACKEND, ssh.BACKEND, slurm.BACKEND, srun.BACKEND, ray.BACKEND, kubernetes.BACKEND)
 """The back ends of this package. A new one is one new file (or folder) and one line here."""
 
 GROUP = "tfdist.backends"

@@ -1,7 +1,7 @@
-"""The back ends of Slurm: `slurm` submits a batch script, and `srun`, in that script or in `salloc`, runs the tasks.
+"""The back end `slurm`: submits a batch script.
 
-The batch script starts `tfdist run --backend srun` on the first node of its allocation. That is the launcher: it starts an
-agent on each node with `srun`, and supervises the tasks as everywhere else.
+The script starts `tfdist run --backend srun` (srun.py) on the first node of its allocation. That is the launcher: it supervises
+the tasks as everywhere else.
 """
 
 import contextlib
@@ -18,15 +18,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfdist.cluster import Cluster, Task
-from tfdist.errors import ClusterError, Source
+from tfdist.errors import Source
 from tfdist.launch.backends import interpreter
-from tfdist.launch.backends.agents.frames import BOOTSTRAP
-from tfdist.launch.backends.agents.remote_tasks import RemoteTasks, by_host
-from tfdist.launch.backends.interface import Attached, Backend, BackendError, LogLine, NoAnswerError, Plan
+from tfdist.launch.backends.interface import Backend, BackendError, LogLine, NoAnswerError, Plan
 from tfdist.launch.backends.outage import Outage
 from tfdist.launch.jobs import job_status
-from tfdist.launch.jobs.job import Job, JobFiles
+from tfdist.launch.jobs.job import Job
 from tfdist.launch.jobs.job_status import JobStatus, State
 from tfdist.launch.jobs.settings import END_SECONDS, GRACE_SECONDS
 from tfdist.strategies.checkpoint.environment import FOLDER
@@ -43,58 +40,7 @@ _QUEUED = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", 
 _RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}
 
 
-def plan_srun(job: Job) -> Plan:
-    """Plans a job on the nodes of the allocation in which this process runs. Tasks without a host are spread over the nodes."""
-    nodes, refusal = _nodes()
-    cluster = _spread(job.cluster, nodes) if nodes else job.cluster
-    outside = next((task for task in cluster.tasks if nodes and task.host not in nodes), None)
-    if outside is not None:
-        refusal = cluster.source.error(f"{outside.name} is on {outside.host}, and the allocation has {', '.join(nodes)}")
-    elif cluster.job("evaluator") and len(nodes) > 1 and not cluster.job_dir:
-        refusal = refusal or Source("flags", "--job_dir").error("an evaluator on several nodes needs a folder that all share")
-    notes = [("node", f"{host}: {', '.join(task.name for task in tasks)}") for host, tasks in by_host(cluster).items()]
-    return Plan(
-        dataclasses.replace(job, cluster=cluster.addressed()),
-        open_ports=frozenset(task.name for task in cluster.tasks if task.port is None),
-        notes=(*(notes if nodes else ()), ("srun", shlex.join(_agent_command("NODE")))),
-        refusal=refusal,
-    )
-
-
-def _nodes() -> tuple[list[str], ClusterError | None]:
-    """Returns the nodes of the allocation, or why there are none."""
-    names = os.environ.get("SLURM_JOB_NODELIST", "")
-    if not names or shutil.which("scontrol") is None:
-        return [], Source("flags", "--backend srun").error(
-            "it runs inside an allocation of Slurm (sbatch, salloc); --backend slurm submits a job"
-        )
-    return _slurm("scontrol", "show", "hostnames", names).split(), None
-
-
-def _spread(cluster: Cluster, nodes: list[str]) -> Cluster:
-    """Returns the cluster with a node for each task: those of a job in equal blocks, in order, and an evaluator on the last."""
-
-    def node(task: Task) -> str:
-        if task.job == "evaluator":
-            return nodes[-1]
-        tasks = cluster.job(task.job)
-        return nodes[tasks.index(task) * len(nodes) // len(tasks)]
-
-    tasks = (task if task.host is not None else dataclasses.replace(task, host=node(task)) for task in cluster.tasks)
-    return dataclasses.replace(cluster, tasks=tuple(tasks))
-
-
-def _agent_command(node: str) -> list[str]:
-    words = ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={node}", "--overlap", "--unbuffered"]
-    return [*words, "--cpu-bind=none", "--mpi=none", sys.executable, *interpreter.options(), "-c", BOOTSTRAP]
-
-
-def start_srun(plan: Plan, files: JobFiles) -> RemoteTasks:
-    """Starts an agent on each node that has tasks."""
-    return RemoteTasks(plan, files, _agent_command, plan.job.folder)
-
-
-def plan_slurm(job: Job) -> Plan:
+def plan(job: Job) -> Plan:
     """Plans a batch job. The batch script is `Plan.request`."""
     refusal = None
     if shutil.which("sbatch") is None:
@@ -142,7 +88,7 @@ class Batch:
         """See `Detached`. Variables of `--env` travel in the environment of sbatch, which Slurm hands on."""
         environ = {**os.environ, **plan.job.environment}
         environ.pop("SBATCH_EXPORT", None)  # It would win over what the script says.
-        return _slurm("sbatch", "--parsable", text=plan.request, environ=environ).strip().partition(";")[0]
+        return command_output("sbatch", "--parsable", text=plan.request, environ=environ).strip().partition(";")[0]
 
     def status(self, job_id: str) -> JobStatus:
         """See `Detached`."""
@@ -198,14 +144,14 @@ class Batch:
     def cancel(self, job_id: str) -> None:
         """See `Detached`. The launcher in the batch job ends the tasks first; one that does not is ended by Slurm."""
         if self.status(job_id).state == State.RUNNING:
-            _slurm("scancel", "--batch", "--signal=TERM", job_id)
+            command_output("scancel", "--batch", "--signal=TERM", job_id)
             deadline = time.monotonic() + END_SECONDS + _grace(job_id)
             while time.monotonic() < deadline:
                 with contextlib.suppress(NoAnswerError):
                     if self.status(job_id).state.is_final:
                         return
                 time.sleep(POLL_SECONDS / 4)
-        _slurm("scancel", job_id)
+        command_output("scancel", job_id)
 
 
 def _output(job_id: str) -> Path:
@@ -277,7 +223,7 @@ def _show(job_id: str) -> dict[str, str]:
     if not re.fullmatch(r"[0-9]+(_[0-9]+)?", job_id, re.ASCII):
         raise BackendError(f"{job_id!r} is not a job id of Slurm; expected a number")
     try:
-        line = _slurm("scontrol", "show", "job", "--oneliner", job_id)
+        line = command_output("scontrol", "show", "job", "--oneliner", job_id)
         # Values hold blanks; a field begins with a name in capitals after a blank.
         return {name: value.strip() for name, value in re.findall(r"(?:^| )([A-Z]\w*)=(.*?)(?= [A-Z]\w*=|$)", line)}
     except BackendError as error:
@@ -287,14 +233,15 @@ def _show(job_id: str) -> dict[str, str]:
             raise NoAnswerError(str(error)) from error
     fields = ("State", "ExitCode", "NodeList", "Reason")
     try:
-        line = _slurm("sacct", "-n", "-X", "-P", "-j", job_id, "-o", ",".join(fields)).splitlines()[0]
+        line = command_output("sacct", "-n", "-X", "-P", "-j", job_id, "-o", ",".join(fields)).splitlines()[0]
     except (BackendError, IndexError):
         raise BackendError(f"Slurm does not know the job {job_id} (any more)") from None
     found = dict(zip(fields, line.split("|"), strict=True))
     return {**found, "JobState": found["State"].partition(" ")[0], "StdOut": f"tfdist-{job_id}.log"}
 
 
-def _slurm(*command: str, text: str | None = None, environ: dict[str, str] | None = None) -> str:
+def command_output(*command: str, text: str | None = None, environ: dict[str, str] | None = None) -> str:
+    """Returns what a command of Slurm prints, given a text and the environment. Raises BackendError."""
     try:
         got = subprocess.run(
             command,
@@ -315,18 +262,10 @@ def _slurm(*command: str, text: str | None = None, environ: dict[str, str] | Non
     return got.stdout
 
 
-SRUN = Backend(
-    name="srun",
-    title="the nodes of the allocation of Slurm in which this command runs",
-    plan=plan_srun,
-    runs=Attached(start_srun),
-    tools=("srun", "scontrol"),
-)
-
 BACKEND = Backend(
     name="slurm",
     title="a batch job of Slurm",
-    plan=plan_slurm,
+    plan=plan,
     runs=Batch(),
     options={
         "slurm_nodes": "Number of nodes. Default: the hosts of the description, else 1.",

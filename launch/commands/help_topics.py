@@ -5,6 +5,7 @@ from typing import Any
 
 from absl import flags
 
+from tfdist.flags import HOGWILD_FLAGS, PARTITION_FLAGS
 from tfdist.launch.backends.registry import backends
 
 TOPICS: dict[str, tuple[str, ...]] = {
@@ -16,9 +17,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "evaluator",
         "hostfile",
         "local",
-        "partition",
-        "partition_devices",
-        "partition_tasks",
+        *PARTITION_FLAGS,
     ),
     "Machine types (CloudML)": (
         "master_machine_type",
@@ -42,23 +41,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "rendezvous_timeout",
         "fail_at",
     ),
-    "Hogwild": (
-        "sync_period",
-        "outer",
-        "outer_learning_rate",
-        "outer_momentum",
-        "elastic_rate",
-        "topology",
-        "compression",
-        "fragments",
-        "adaptive",
-        "synchronization_weights",
-        "delay",
-        "quorum",
-        "grace",
-        "average_momentum",
-        "longest_period",
-    ),
+    "Hogwild": tuple(HOGWILD_FLAGS),
 }
 """Names of flags by topic. Each back end with flags of its own is a topic after these; what is left is under "Further"."""
 

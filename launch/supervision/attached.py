@@ -16,7 +16,7 @@ from tfdist.launch.backends.interface import Attached, BackendError, Plan, TaskR
 from tfdist.launch.backends.local.guard import FOR_THE_PROGRAM
 from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs.ending_signals import ending_signals
-from tfdist.launch.jobs.job import JobFiles
+from tfdist.launch.jobs.job import Job, JobFiles
 from tfdist.launch.jobs.job_status import JobStatus, State
 from tfdist.launch.jobs.settings import Settings
 from tfdist.launch.supervision import backups, scaling, summary
@@ -52,7 +52,7 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
     watcher.begins(terminal.say)
     try:
         with _signals_raise():
-            return _run(back_end, plan, settings, watcher, terminal)
+            return AttachedRun(back_end, plan, settings, watcher, terminal).run()
     except BaseException as error:
         watcher.changed(_given_up(error))
         raise
@@ -60,77 +60,124 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
         terminal.close()
 
 
-def _run(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher, terminal: Terminal) -> int:
-    view = LiveView(plan.job, terminal, settings.view)
-    try:
-        folder = LogFolder(settings.log_dir, terminal.say)
-    except LogFolderError as error:
-        raise UsageError(f"--log_dir: {error}") from error
-    files = JobFiles(folder.path, folder.report_dir)
-    board: TensorBoard | None = None
-    try:
-        if plan.job.cluster.job("evaluator"):
-            plan = _with_evaluation_folder(plan, files)
-        plan, backup_dir = backups.with_backup_folder(plan, settings, files.log_dir)
+class AttachedRun:
+    """A job that this process supervises: its attempts, of which each but the first follows a restart of all tasks."""
+
+    def __init__(self, back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher, terminal: Terminal) -> None:
+        """Makes the log folder. Raises UsageError if it cannot be used."""
+        self._back_end, self._plan, self._settings = back_end, plan, settings
+        self._watcher, self._terminal, self._say = watcher, terminal, terminal.say
+        self._view = LiveView(plan.job, terminal, settings.view)
+        try:
+            self._folder = LogFolder(settings.log_dir, terminal.say)
+        except LogFolderError as error:
+            raise UsageError(f"--log_dir: {error}") from error
+        self._files = JobFiles(self._folder.path, self._folder.report_dir)
+        self._board: TensorBoard | None = None
+
+    def run(self) -> int:
+        """Runs the job to its end; returns the exit code of the command."""
+        try:
+            return self._run()
+        finally:
+            self._back_end.release()
+            if self._board is not None:
+                self._board.close()
+            scaling.forget(self._folder.path)
+            self._folder.close()
+
+    def _run(self) -> int:
+        settings, log_dir = self._settings, self._files.log_dir
+        if self._plan.job.cluster.job("evaluator"):
+            self._plan = _with_evaluation_folder(self._plan, self._files)
+        self._plan, backup_dir = backups.with_backup_folder(self._plan, settings, log_dir)
         if settings.tensorboard is not None:  # First: the back end ends what this process starts later.
-            board = TensorBoard(settings.tensorboard, files.log_dir, terminal.say)
-        runner = _started(back_end, plan, files, folder, watcher)
-        _announce(back_end, plan, files, backup_dir, terminal)
-
-        def publish(status: JobStatus, is_measured: bool) -> None:
-            folder.renew_report_dir()
-            view.update(status)
-            (watcher.measured if is_measured else watcher.changed)(status)
-            if board is not None:
-                board.look()
-                board.note(status)
-
+            self._board = TensorBoard(settings.tensorboard, log_dir, self._say)
+        runner = self._started()
+        try:
+            self._watcher.started(self._plan, self._files)
+        except OSError as error:
+            runner.close()
+            raise UsageError(f"the job cannot be recorded, and was not started: {error}") from error
+        self._announce(backup_dir)
         restarts = JobRestarts(settings.max_restarts, settings.restart_window, settings.start_timeout)
-        begin = time.monotonic()
-        while True:
-            view.show()
-            earlier = time.monotonic() - begin
-            is_restart = restarts.count > 0
-            supervisor = Supervisor(plan.job, files, back_end, runner, terminal, settings, publish, is_restart=is_restart)
-            outcome = supervisor.run()
-            view.hide()
-            if outcome.failure is None or (delay := restarts.after(outcome)) is None:
-                break
-            when = f" in {delay:.0f} s" if delay else ""
-            which = f"restart {restarts.used} of {settings.max_restarts}"
-            try:
-                terminal.say(f"{outcome.failure.reason}; all tasks are started again{when} ({which})")
-                _wait(delay)
-                files = JobFiles(folder.path, folder.new_report_dir())
-                runner = _started(back_end, plan, files, folder, None)
-            except (ClusterError, BackendError, SystemExit) as error:
-                outcome = _not_started_again(outcome, error)
-                break
+        outcome, earlier_seconds = self._attempts(runner, restarts)
         if settings.fault_injector is not None:
-            settings.fault_injector.say_pending(terminal.say)
-        values = summary.make(plan.job, files, outcome, restarts.count, earlier)
-        code = _report(plan, files, outcome, values, settings.summary, terminal)
-        watcher.changed(dataclasses.replace(outcome.status, exit_code=code))
+            settings.fault_injector.say_pending(self._say)
+        code = self._report(outcome, summary.make(self._plan.job, self._files, outcome, restarts.count, earlier_seconds))
+        self._watcher.changed(dataclasses.replace(outcome.status, exit_code=code))
         return code
-    finally:
-        back_end.release()
-        if board is not None:
-            board.close()
-        scaling.forget(folder.path)
-        folder.close()
 
+    def _attempts(self, runner: TaskRunner, restarts: JobRestarts) -> tuple[Outcome, float]:
+        """Runs the job until it is not started again; returns the outcome of the last attempt, and the seconds before that."""
+        job, begin = self._plan.job, time.monotonic()
+        while True:
+            self._view.show()
+            earlier_seconds, again = time.monotonic() - begin, restarts.count > 0
+            outcome = Supervisor(
+                job, self._files, self._back_end, runner, self._terminal, self._settings, self._publish, is_restart=again
+            ).run()
+            self._view.hide()
+            if outcome.failure is None or (delay := restarts.after(outcome)) is None:
+                return outcome, earlier_seconds
+            when = f" in {delay:.0f} s" if delay else ""
+            which = f"restart {restarts.used} of {self._settings.max_restarts}"
+            try:
+                self._say(f"{outcome.failure.reason}; all tasks are started again{when} ({which})")
+                _wait(delay)
+                self._files = JobFiles(self._folder.path, self._folder.new_report_dir())
+                runner = self._started()
+            except (ClusterError, BackendError, SystemExit) as error:
+                return _not_started_again(outcome, error), earlier_seconds
 
-def _announce(back_end: Attached, plan: Plan, files: JobFiles, backup_dir: str | None, terminal: Terminal) -> None:
-    """Says what has been started, and where its files are."""
-    choice = plan.job.choice
-    terminal.say(f"{plan.job.cluster.describe()} on {_places(plan)}; {choice.strategy}: {choice.rule}")
-    terminal.say(f"logs in {files.log_dir}")
-    if backup_dir is not None:
-        terminal.say(f"backup of the training in {backup_dir}")
-    for warning in plan.warnings:
-        terminal.say(warning)
-    if not back_end.holds_ports:
-        terminal.say("this back end reserves no ports: the job fails if another program takes one before its task listens")
+    def _started(self) -> TaskRunner:
+        """Starts the plan."""
+        try:
+            return self._back_end.start(self._plan, self._files)
+        except ClusterError:
+            self._folder.discard()
+            raise
+        except OSError as error:  # Too many open files or processes (ulimit -n, ulimit -u).
+            raise BackendError(f"the tasks cannot be started: {error}") from error
+
+    def _announce(self, backup_dir: str | None) -> None:
+        """Says what has been started, and where its files are."""
+        job, choice = self._plan.job, self._plan.job.choice
+        self._say(f"{job.cluster.describe()} on {_places(job)}; {choice.strategy}: {choice.rule}")
+        self._say(f"logs in {self._files.log_dir}")
+        if backup_dir is not None:
+            self._say(f"backup of the training in {backup_dir}")
+        for warning in self._plan.warnings:
+            self._say(warning)
+        if not self._back_end.holds_ports:
+            self._say("this back end reserves no ports: the job fails if another program takes one before its task listens")
+
+    def _publish(self, status: JobStatus, is_measured: bool) -> None:
+        """Shows and passes on a status that is not the last."""
+        self._folder.renew_report_dir()
+        self._view.update(status)
+        (self._watcher.measured if is_measured else self._watcher.changed)(status)
+        if self._board is not None:
+            self._board.look()
+            self._board.note(status)
+
+    def _report(self, outcome: Outcome, values: dict[str, Any]) -> int:
+        """Writes and shows the summary, or the failure; returns the exit code."""
+        if self._settings.summary is not None:
+            try:
+                summary.write(values, self._settings.summary)
+            except OSError as error:
+                self._say(f"--summary: {error}")
+        lines = summary.lines(values)
+        if outcome.failure is not None:
+            lines = [outcome.failure.reason]
+            named = [self._files.log(task) for task in self._plan.job.cluster.tasks if task.name == outcome.failure.task]
+            log = next(iter(named), outcome.failure.log)
+            if log is not None and (last := last_lines(log)):
+                lines += [f"the last lines of {log}:", *(f"  {line}" for line in last)]
+        for line in lines:
+            self._say(line)
+        return outcome.failure.exit_code if outcome.failure else 0
 
 
 @contextmanager
@@ -169,24 +216,6 @@ def _given_up(error: BaseException) -> JobStatus:
     return JobStatus(State.FAILED, reason=text, exit_code=2 if is_expected else 1)
 
 
-def _started(back_end: Attached, plan: Plan, files: JobFiles, folder: LogFolder, watcher: Watcher | None) -> TaskRunner:
-    """Starts the plan, and tells the watcher."""
-    try:
-        runner = back_end.start(plan, files)
-    except ClusterError:
-        folder.discard()
-        raise
-    except OSError as error:  # Too many open files or processes (ulimit -n, ulimit -u).
-        raise BackendError(f"the tasks cannot be started: {error}") from error
-    try:
-        if watcher is not None:
-            watcher.started(plan, files)
-    except OSError as error:
-        runner.close()
-        raise UsageError(f"the job cannot be recorded, and was not started: {error}") from error
-    return runner
-
-
 def _not_started_again(outcome: Outcome, error: ClusterError | BackendError | SystemExit) -> Outcome:
     """Returns the outcome of a job that cannot be started again, or that a signal has ended before (see `_signals_raise`)."""
     if not isinstance(error, SystemExit):  # Another program may have taken a port meanwhile.
@@ -212,8 +241,8 @@ def _wait(seconds: float) -> None:
         raise SystemExit(ended_by(received.si_signo).exit_code)
 
 
-def _places(plan: Plan) -> str:
-    hosts = list(dict.fromkeys(task.host for task in plan.job.cluster.tasks))
+def _places(job: Job) -> str:
+    hosts = list(dict.fromkeys(task.host for task in job.cluster.tasks))
     return "this machine" if hosts == ["localhost"] else ", ".join(map(str, hosts[:4])) + (", ..." if hosts[4:] else "")
 
 
@@ -233,22 +262,3 @@ def _with_evaluation_folder(plan: Plan, files: JobFiles) -> Plan:
         raise UsageError(f"{folder.base}: the chief and the evaluators cannot use this folder: {error}") from error
     environment = {**plan.job.environment, VARIABLE: path, LAUNCH_VARIABLE: uuid.uuid4().hex}
     return dataclasses.replace(plan, job=dataclasses.replace(plan.job, environment=environment))
-
-
-def _report(plan: Plan, files: JobFiles, outcome: Outcome, values: dict[str, Any], path: str | None, terminal: Terminal) -> int:
-    """Writes and shows the summary, or the failure; returns the exit code."""
-    if path is not None:
-        try:
-            summary.write(values, path)
-        except OSError as error:
-            terminal.say(f"--summary: {error}")
-    lines = summary.lines(values)
-    if outcome.failure is not None:
-        lines = [outcome.failure.reason]
-        named = [files.log(task) for task in plan.job.cluster.tasks if task.name == outcome.failure.task]
-        log = next(iter(named), outcome.failure.log)
-        if log is not None and (last := last_lines(log)):
-            lines += [f"the last lines of {log}:", *(f"  {line}" for line in last)]
-    for line in lines:
-        terminal.say(line)
-    return outcome.failure.exit_code if outcome.failure else 0

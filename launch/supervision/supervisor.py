@@ -16,9 +16,6 @@ from tfdist.launch.jobs.ending_signals import ending_signals
 from tfdist.launch.jobs.events import Event, Exited, Listening, Lost, Ready, Stopped
 from tfdist.launch.jobs.job import Job, JobFiles
 from tfdist.launch.jobs.job_status import JobStatus, State
-from tfdist.launch.jobs.progress import Progress
-from tfdist.launch.jobs.progress import forget as forget_progress
-from tfdist.launch.jobs.progress import read as read_progress
 from tfdist.launch.jobs.restarts import STOPPED_SECONDS, Restarts, may_run_longer
 from tfdist.launch.jobs.running_time import RunningTime
 from tfdist.launch.jobs.settings import Settings
@@ -27,6 +24,7 @@ from tfdist.launch.supervision.running_tasks import RunningTasks
 from tfdist.launch.supervision.scaling import Scaling
 from tfdist.launch.supervision.startup import Startup
 from tfdist.launch.supervision.status_board import StatusBoard
+from tfdist.launch.supervision.training_watch import TrainingWatch
 from tfdist.launch.supervision.watchdog import Watchdog
 from tfdist.launch.terminal.output import Terminal
 
@@ -47,9 +45,6 @@ PY_SPY_SECONDS = 4.0
 
 REST_SECONDS = 1.0
 """How long the others may take to end after the task that saves."""
-
-PROGRESS_SECONDS = 0.5
-"""How often the progress is read."""
 
 EVALUATORS_GRACE_SECONDS = 600.0
 """How long evaluators may take, after the training, for the remaining checkpoints."""
@@ -96,7 +91,7 @@ class Supervisor:
         runner: TaskRunner,
         terminal: Terminal,
         settings: Settings,
-        publish: Callable[[JobStatus, bool], None] = lambda status, is_measured: None,
+        publish: Callable[[JobStatus, bool], None],
         *,
         is_restart: bool = False,
     ) -> None:
@@ -114,12 +109,7 @@ class Supervisor:
         self._servers = {task.name for task in job.serving}
         self._startup = Startup(job, settings.start_timeout, terminal.say)
         self._settings = settings
-        self._watchdog = Watchdog(settings.stall_timeout)
-        self._step_watchdog = Watchdog(settings.step_timeout)
         self._stopped_watchdog = Watchdog(STOPPED_SECONDS)
-        self._progress: Progress | None = None
-        self._reached = (0, 0)
-        self._progress_at = 0.0
         self._fault_injector = settings.fault_injector
         self._first_failure = FirstFailure(job, self._tasks.exits)
         self._evaluators = self._make_restarts(job.cluster.job("evaluator"))
@@ -128,6 +118,9 @@ class Supervisor:
             meanwhile=job.loss_of_a_worker,
             can_continue=job.has_worker_group,
             awaited=job.awaited,
+        )
+        self._training_watch = TrainingWatch(
+            job, files.report, settings, self._tasks, self._startup, when_advanced=self._workers.advanced
         )
         self._scaling = Scaling(
             job, files.log_dir, self._workers, self._tasks, self._board, terminal.say, is_restart=is_restart
@@ -138,18 +131,13 @@ class Supervisor:
     def run(self) -> Outcome:
         """Runs the job to its end; when it returns, all processes of the job have ended."""
         begin, failure = time.monotonic(), None
-        forget_progress(self._files.report)
         restore_signals = self._receive_signals()
         try:
             failure = self._loop(self._verdict, limit=None)
             seconds = time.monotonic() - begin
-            if self._tasks.have_printed():  # Just before it ended.
-                self._watchdog.heard()
+            trained = self._training_watch.trained_seconds(seconds)
             if self._signals and is_by_user(failure):
                 self._board.cancelled()
-            trained = seconds - (self._watchdog if self._progress is None else self._step_watchdog).silent
-            if self._startup.missing or (self._progress is not None and self._reached == (0, 0)):
-                trained = 0.0  # It has prepared for longer, as by reading data.
             self._end_tasks(failure)
             failure = unless_signaled(failure, self._signals)
             report = self._files.read_report()  # The back end removes its folder.
@@ -161,9 +149,8 @@ class Supervisor:
         state = State.SUCCEEDED if failure is None else State.CANCELLED if is_cancelled else State.FAILED
         status = self._board.ended(state, failure.reason if failure else "", self._tasks.exits)
         restarts = self._evaluators.counts | self._workers.counts
-        return Outcome(
-            failure, status, self._tasks.cluster, seconds, self._tasks.exits, restarts, report, trained, self._reached
-        )
+        reached = self._training_watch.reached
+        return Outcome(failure, status, self._tasks.cluster, seconds, self._tasks.exits, restarts, report, trained, reached)
 
     def _loop(self, verdict: Callable[[], "Failure | bool"], limit: float | None) -> Failure | None:
         """Handles events until `verdict` returns a Failure, which it returns, or True, or until `limit` seconds have passed."""
@@ -176,7 +163,8 @@ class Supervisor:
             self._workers.tick()
             self._scaling.tick()
             self._pass_signals_on()
-            self._read_progress()
+            if (progress := self._training_watch.read()) is not None:
+                self._board.progressed(progress)
             self._board.tick()
             self._kill_stopped()
             if self._fault_injector is not None:
@@ -198,25 +186,18 @@ class Supervisor:
             if self._startup.nobody_listened and not self._files.read_report():
                 self._say(NO_TASK_TRAINED.format(len(self._training)))
             return left_fit(self._job.reporter.name, self._files.report) or True
-        return self._first_failure.get() or self._late_start() or self._stall() or self._no_step() or False
+        return self._first_failure.get() or self._late_start() or self._standstill() or False
 
     def _late_start(self) -> Failure | None:
         if (failure := self._startup.check(self._tasks.exits)) is not None:
             self._show_stacks(self._startup.missing)
         return failure
 
-    def _stall(self) -> Failure | None:
-        """Returns a failure if the training tasks have been silent for too long, after their Python stacks went to the logs."""
-        if self._tasks.have_printed() or self._tasks.waits_for_reader or self._startup.missing or not self._tasks.any_started:
-            self._watchdog.heard()
-        if not self._watchdog.tick():
-            return None
-        self._show_stacks(self._training | self._servers)
-        reason = (
-            f"no training task has printed anything for {self._settings.stall_timeout:.0f} s (--stall_timeout); "
-            "the logs of all tasks end with their Python stacks"
-        )
-        return Failure(reason, 1, self._job.reporter.name, may_pass=True)
+    def _standstill(self) -> Failure | None:
+        """Returns a failure if the training does not get on, after the Python stacks of its tasks went to the logs."""
+        if (failure := self._training_watch.failure()) is not None:
+            self._show_stacks(self._training | self._servers)
+        return failure
 
     def _kill_stopped(self) -> None:
         """Kills the tasks that are stopped and for which the others have not waited."""
@@ -227,35 +208,6 @@ class Supervisor:
             self._say(f"the others have ended, and {', '.join(names)} was stopped for {STOPPED_SECONDS:.0f} s: it is killed")
             self._tasks.signal(names, signal.SIGKILL)
             self._stopped_watchdog.heard()
-
-    def _read_progress(self) -> None:
-        """Reads from time to time how far the training is."""
-        now = time.monotonic()
-        if now - self._progress_at < PROGRESS_SECONDS:
-            return
-        self._progress_at = now
-        before, progress = self._progress, read_progress(self._files.report)
-        self._progress = progress  # None: whether steps are made is not known, or not any more, as after a cleanup of /dev/shm.
-        if progress is not None and progress != before:
-            if before is None or progress.done != before.done:
-                self._step_watchdog.heard()
-                self._workers.advanced()
-            self._reached = max(self._reached, (progress.epoch, progress.step) if progress.batches or progress.step else (0, 0))
-            self._board.progressed(progress)
-
-    def _no_step(self) -> Failure | None:
-        """Returns a failure if `fit` has made no step for too long, after the tasks' Python stacks went to the logs."""
-        progress = self._progress
-        if progress is None or progress.phase == "idle" or self._tasks.waits_for_reader:
-            self._step_watchdog.heard()
-        if not self._step_watchdog.tick() or progress is None:
-            return None
-        self._show_stacks(self._training | self._servers)
-        reason = (
-            f"the training has made no step for {self._settings.step_timeout:.0f} s (--step_timeout), at epoch "
-            f"{progress.epoch}/{progress.epochs}, step {progress.step_text}; the logs of all tasks end with their Python stacks"
-        )
-        return Failure(reason, 1, self._job.reporter.name, may_pass=True)
 
     def _show_stacks(self, names: Set[str]) -> None:
         """Makes these tasks print their Python stacks, and waits a moment for it."""

@@ -12,7 +12,8 @@ from tools import needs
 
 import tfdist
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects import slurm
+from tfdist.dialects.slurm.environment import from_environ
+from tfdist.dialects.slurm.write import write
 from tfdist.errors import ClusterError
 
 
@@ -22,15 +23,15 @@ def step(rank=0, nodes="n1,n2", counts="2,1", **more):
 
 
 def addresses(environ):
-    return [task.address for task in slurm.from_environ(environ).tasks]
+    return [task.address for task in from_environ(environ).tasks]
 
 
 def test_the_order_is_that_of_the_ranks_and_not_of_the_names():
     # TensorFlow's resolver gives rank 1 the address of n10 here.
-    cluster = slurm.from_environ(step(1, "n[1-2],n10", "1(x3)"))
+    cluster = from_environ(step(1, "n[1-2],n10", "1(x3)"))
     assert [task.host for task in cluster.tasks] == ["n1", "n2", "n10"]
     assert cluster.task == ("worker", 1)
-    assert [task.host for task in slurm.from_environ(step(0, "zeta[09-10],alpha", "1(x3)")).tasks] == [
+    assert [task.host for task in from_environ(step(0, "zeta[09-10],alpha", "1(x3)")).tasks] == [
         "zeta09",
         "zeta10",
         "alpha",
@@ -65,11 +66,11 @@ def test_ports_differ_between_jobs_and_steps_and_stay_below_what_linux_hands_out
 
 def test_gpus_are_slots():
     for text in ("2", "a100:2"):
-        assert {(task.slots, task.gpus) for task in slurm.from_environ(step(GPUS_PER_TASK=text)).tasks} == {(2, 2)}
-    assert {(task.slots, task.gpus) for task in slurm.from_environ(step(GPUS_PER_TASK=0)).tasks} == {(1, 0)}
+        assert {(task.slots, task.gpus) for task in from_environ(step(GPUS_PER_TASK=text)).tasks} == {(2, 2)}
+    assert {(task.slots, task.gpus) for task in from_environ(step(GPUS_PER_TASK=0)).tasks} == {(1, 0)}
     for text in ("gres/gpu:2", "cpu:3,gres/gpu:a100=2", "gres/gpu=2"):  # srun --tres-per-task
-        assert {(task.slots, task.gpus) for task in slurm.from_environ(step(TRES_PER_TASK=text)).tasks} == {(2, 2)}
-    assert {(task.slots, task.gpus) for task in slurm.from_environ(step(TRES_PER_TASK="cpu:3")).tasks} == {(1, 0)}
+        assert {(task.slots, task.gpus) for task in from_environ(step(TRES_PER_TASK=text)).tasks} == {(2, 2)}
+    assert {(task.slots, task.gpus) for task in from_environ(step(TRES_PER_TASK="cpu:3")).tasks} == {(1, 0)}
 
 
 @pytest.mark.parametrize(
@@ -93,14 +94,14 @@ def test_gpus_are_slots():
 )  # fmt: skip
 def test_bad_environments(environ, message):
     with pytest.raises(ClusterError, match=message):
-        slurm.from_environ(environ)
+        from_environ(environ)
 
 
 def test_lists_of_hosts_without_the_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "hostlist", None)
     assert addresses(step())[0] == "n1:8888"
     with pytest.raises(ClusterError, match=r"needs the library python-hostlist: pip install 'python-hostlist>=.*'"):
-        slurm.from_environ(step(nodes="n[1-2]"))
+        from_environ(step(nodes="n[1-2]"))
 
 
 # Batch scripts.
@@ -123,7 +124,7 @@ def test_what_is_written_reads_back(source):
     cluster = dataclasses.replace(
         cluster, tasks=tuple(dataclasses.replace(task, host=None, port=None) for task in cluster.tasks)
     )
-    assert tfdist.read(slurm.write(cluster)) == cluster
+    assert tfdist.read(write(cluster)) == cluster
 
 
 def test_a_batch_script_that_tfdist_did_not_write():
@@ -296,10 +297,10 @@ sys.stdout.write(f"{tfdist.role()} {losses[-1] < losses[0]}\\n")
 
 
 def run_batch_script(real, program, tmp_path):
-    """Runs a program with the batch script that `slurm.write` makes for a chief, a worker and a ps; returns its output."""
+    """Runs a program with the batch script that `write` makes for a chief, a worker and a ps; returns its output."""
     script, path, output = tmp_path / "job.sh", tmp_path / "program.py", tmp_path / "output"
     path.write_text(program)
-    script.write_text(slurm.write(tfdist.read({"chief": 1, "worker": 1, "ps": 1})).replace("python ", f"{sys.executable} "))
+    script.write_text(write(tfdist.read({"chief": 1, "worker": 1, "ps": 1})).replace("python ", f"{sys.executable} "))
     options = ("--parsable", "-w", "localhost", "-o", str(output))
     job = run(real, "sbatch", *options, str(script), str(path), folder=tmp_path).strip()
     latest = time.monotonic() + 400

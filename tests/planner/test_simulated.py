@@ -7,11 +7,11 @@ from tfdist.planner import events, simulated
 from tfdist.planner.costs import HOP_SECONDS, Costs
 from tfdist.planner.events import QUEUED, Clock, Links, Machine
 from tfdist.planner.option import Hardware, Option
-from tfdist.planner.predict import predict
+from tfdist.planner.predict import predict, simulate
 from tfdist.planner.predict import simulated as predicted
 from tfdist.planner.queues import cycle as queued
 from tfdist.planner.simulated import Network
-from tfdist.planner.simulated_periods import Hogwild, simulate
+from tfdist.planner.simulated_periods import Hogwild
 from tfdist.planner.simulated_steps import ParameterServer, without_order
 from tfdist.planner.ways import Way, way_of
 

@@ -9,10 +9,10 @@ from costs_of import measured
 from tfdist.planner.costs import Costs
 from tfdist.planner.events import Clock
 from tfdist.planner.option import Hardware, Option
-from tfdist.planner.predict import predict, simulated
+from tfdist.planner.predict import predict, simulate, simulated
 from tfdist.planner.predictions import predictions
 from tfdist.planner.simulated import Network
-from tfdist.planner.simulated_periods import Hogwild, simulate
+from tfdist.planner.simulated_periods import Hogwild
 from tfdist.planner.simulated_rounds import Rounds
 from tfdist.planner.ways import Way, way_of
 from tfdist.strategies.hogwild.synchronization import rounds

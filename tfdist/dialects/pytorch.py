@@ -19,7 +19,7 @@ from tfdist.dialects.parsing.command_line import check_count, check_places, name
 from tfdist.dialects.parsing.document import MAX_TASKS, shown
 from tfdist.dialects.parsing.machine_gpus import visible_gpus
 from tfdist.dialects.parsing.values import Values
-from tfdist.dialects.slurm import recognizes as has_slurm_rank
+from tfdist.dialects.slurm.environment import recognizes as has_slurm_rank
 from tfdist.errors import Source
 from tfdist.rank_info import RankInfo, Store, UnplacedError
 

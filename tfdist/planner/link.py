@@ -5,7 +5,7 @@ import re
 from tfdist.errors import Source
 
 GOODPUT = 0.95
-"""Part of a link's rate that parameters get: one TCP connection got 95 of 100 Mbit/s and 950 of 1000 
+"""Part of a link's rate that parameters get: one TCP connection got 95 of 100 Mbit/s and 950 of 1000
 (benchmarks/hogwild.md)."""
 
 _RATE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*(k|m|g)?(bit|bps|b)(?:/?s)?", re.ASCII | re.IGNORECASE)

@@ -19,8 +19,10 @@ from tfdist.planner.costs import HOP_SECONDS, Costs
 from tfdist.planner.loads import Load, busiest, loads
 from tfdist.planner.option import Hardware, Option
 from tfdist.planner.queues import cycle as queued
-from tfdist.planner.simulated import Network
-from tfdist.planner.simulated_periods import simulate
+from tfdist.planner.simulated import MOST_WORKERS, Network, Simulated
+from tfdist.planner.simulated_periods import simulate_periods
+from tfdist.planner.simulated_ring import simulate_ring
+from tfdist.planner.simulated_steps import simulate_steps
 from tfdist.planner.ways import DELAY_PART, LONGEST_DELAY, Way, way_of
 
 G = 5.0
@@ -82,6 +84,15 @@ def simulated(costs: Costs, hardware: Hardware, option: Option, shared_by: int |
     own = "worker processor" if compute >= 0.5 else "worker link"
     binding = busy[0][0] if busy and busy[0][1] >= BINDS else own
     return replace(formula, examples_per_second=speed, binding=binding, busy=busy, is_simulated=True)
+
+
+def simulate(way: Way, network: Network, most: int = MOST_WORKERS) -> Simulated:
+    """Returns what the simulation of a way to train finds. Of more workers than `most`, each simulated one stands for some."""
+    if way.option.strategy == "multi_worker_mirrored":
+        return simulate_ring(way, network)
+    if way.option.strategy == "parameter_server":
+        return simulate_steps(way, network, most)
+    return simulate_periods(way, network, most)
 
 
 def combined(alone: float, busiest: float) -> float:

@@ -8,9 +8,7 @@ from collections.abc import Callable
 from tfdist.planner.costs import HOP_SECONDS
 from tfdist.planner.events import Then, after_all
 from tfdist.planner.simulated import BUNDLES, CYCLES, MOST_WORKERS, Network, Simulated, Simulation
-from tfdist.planner.simulated_ring import simulate_ring
 from tfdist.planner.simulated_rounds import Rounds
-from tfdist.planner.simulated_steps import simulate_steps
 from tfdist.planner.ways import DELAY_PART, LONGEST_DELAY, Way
 
 LONG_EPOCH = 40
@@ -265,11 +263,7 @@ class _Push:
         return self._hogwild.sent[number] / self._parts
 
 
-def simulate(way: Way, network: Network, most: int = MOST_WORKERS) -> Simulated:
-    """Returns what the simulation of a way to train finds. Of more workers than `most`, each simulated one stands for some."""
-    if way.option.strategy == "multi_worker_mirrored":
-        return simulate_ring(way, network)
-    if way.option.strategy == "parameter_server":
-        return simulate_steps(way, network, most)
+def simulate_periods(way: Way, network: Network, most: int = MOST_WORKERS) -> Simulated:
+    """Returns what the simulation finds; for the arguments see `simulate`."""
     hogwild = Hogwild(way, network, most)
     return hogwild.run(hogwild.begin)

@@ -113,14 +113,12 @@ class _Agent:
         open_ports = set(hello["open_ports"])
         opened = (dataclasses.replace(task, port=None) if task.name in open_ports else task for task in cluster.tasks)
         mine = set(hello["tasks"])
+        source = Source(cluster.source.dialect, hello["source"])
         job = Job(
-            dataclasses.replace(cluster, tasks=tuple(opened), source=Source(cluster.source.dialect, hello["source"])),
+            dataclasses.replace(cluster, tasks=tuple(opened), source=source),
             Choice(**hello["choice"]),
             Program(**hello["program"]),
-            gpus_per_task=hello["gpus_per_task"],
-            environment=hello["environment"],
-            folder=hello["folder"],
-            verbose=hello["verbose"],
+            **{name: hello[name] for name in ("gpus_per_task", "environment", "folder", "verbose")},
         )
         own = [task for task in job.cluster.tasks if task.name in mine and hello["may_have_moved"]]
         if (moved := next((task for task in own if not is_local(task.host)), None)) is not None:

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist.dialects.kubernetes import plain_objects, write_tfjob
-from tfdist.dialects.kubernetes import write as writing
+from tfdist.dialects.kubernetes import parts, plain_objects, write_tfjob
 from tfdist.dialects.kubernetes.training_jobs import TF_JOBS
 from tfdist.dialects.writing.containers import PLACEHOLDER_IMAGE, dump, is_label
 from tfdist.errors import ClusterError, Source
@@ -138,8 +137,8 @@ def _trainjob(job: Job, given: Mapping[str, Any], name: str) -> dict[str, Any]:
             f"TrainJob has one kind of pods, and the cluster has {job.cluster.describe()}; use --kubernetes_kind job"
         )
     tail = f"{name}.{given['namespace']}.svc" if given["namespace"] else name
-    cluster = writing.with_addresses(job.cluster, {"worker": f"{name}-node-0-{{}}.{tail}"})
-    task = writing.alike(cluster, "TrainJob", "worker")
+    cluster = parts.with_addresses(job.cluster, {"worker": f"{name}-node-0-{{}}.{tail}"})
+    task = parts.alike(cluster, "TrainJob", "worker")
     trainer: dict[str, Any] = {
         "image": given["image"] or PLACEHOLDER_IMAGE,
         "command": given["command"],

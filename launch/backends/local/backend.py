@@ -103,8 +103,8 @@ class LocalTasks:
         # By this name, because the host of the description may be one that only others know.
         tasks = [dataclasses.replace(task, host="localhost") for task in self.cluster.training_tasks if task.name in listening]
         self._probe = ListenProbe(tasks if len(self.cluster.training_tasks) > 1 else ())
-        removed: list[Any] = [files.report_dir] if files.report_dir not in (None, files.log_dir) else []
-        planned, removed = plan.with_cluster(self.cluster), [path for path in removed if path]
+        removed = [files.report_dir] if files.report_dir and files.report_dir != files.log_dir else []
+        planned = plan.with_cluster(self.cluster)
         if adopt and _kept and _kept[0].use_for(planned, removed):
             self._processes = _kept.pop()
         else:

@@ -12,8 +12,8 @@ from typing import TypeVar
 import tensorflow as tf
 
 from tfdist.cluster import Task
-from tfdist.strategies.coordinator.members.named_resource import NamedVariable
 from tfdist.strategies.coordinator.members.probe import PROBE_SECONDS, answering
+from tfdist.strategies.named_variable import NamedVariable
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.task_address import device_of
 

@@ -40,7 +40,6 @@ class Collector:
         mark_lost: notes that a group has failed or has not answered in time.
         give_up: called with groups that take long, or too long. Asks them for an answer, and ends the calls to those without.
         complete_round: ends the current round of a block.
-        clock: returns the current moment in seconds. The default does not count the time of tracing.
     """
 
     def __init__(
@@ -49,13 +48,11 @@ class Collector:
         mark_lost: Callable[[int], None],
         complete_round: Callable[[ParameterBlock], None],
         give_up: Callable[[list[int]], None] = lambda groups: None,
-        clock: Callable[[], float] = tracing_lock.now,
     ) -> None:
         self._flush = flush
         self._mark_lost = mark_lost
         self._complete_round = complete_round
         self._give_up = give_up
-        self._clock = clock
 
     def collect(
         self,
@@ -118,7 +115,7 @@ class Collector:
     def _begin(self, asked: Mapping[ParameterBlock, Sequence[int]]) -> "_Flushes":
         """Lets groups flush blocks, each of them one block after the other, and all groups at the same time."""
         size = sum(block.size * block.dtype.size * len(groups) for block, groups in asked.items())
-        flushes = _Flushes(asked, Deadline.after(ANSWER_SECONDS + size / SLOWEST_BYTES_PER_SECOND, self._clock))
+        flushes = _Flushes(asked, Deadline.after(ANSWER_SECONDS + size / SLOWEST_BYTES_PER_SECOND, tracing_lock.now))
         for group in sorted({group for groups in asked.values() for group in groups}):
             blocks = [block for block, groups in asked.items() if group in groups]
             threading.Thread(target=self._flush_all, args=(flushes, group, blocks), daemon=True).start()

@@ -19,7 +19,6 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.calls.backups import SILENT_SECONDS
 from tfdist.strategies.coordinator.edits import Edits
 from tfdist.strategies.coordinator.members.membership import Membership
-from tfdist.strategies.coordinator.members.named_resource import NamedVariable
 from tfdist.strategies.hogwild.replicas import checkpoint_state, nonnegatives, slots_of_others
 from tfdist.strategies.hogwild.replicas.block_registry import BlockRegistry
 from tfdist.strategies.hogwild.replicas.chief_values import ChiefValues
@@ -35,6 +34,7 @@ from tfdist.strategies.hogwild.timing import network
 from tfdist.strategies.hogwild.timing.grace import Grace
 from tfdist.strategies.hogwild.timing.last_calls import LastCalls
 from tfdist.strategies.hogwild.timing.pushes_left import PushesLeft
+from tfdist.strategies.named_variable import NamedVariable
 from tfdist.strategies.runtime import chief_device, interrupts
 
 _MORE_THAN_ALL = 2**30

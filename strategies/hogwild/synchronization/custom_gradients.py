@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.members.named_resource import PREFIX
+from tfdist.strategies.named_variable import PREFIX
 from tfdist.strategies.private_api import patches
 
 

@@ -14,11 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.calls.tensor_fusion import flatten, unflatten
-from tfdist.strategies.coordinator.members.named_resource import NamedVariable
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind, LocalVariable
 from tfdist.strategies.hogwild.synchronization.outer_optimizers import OuterOptimizer
 from tfdist.strategies.hogwild.synchronization.reply_queue import ReplyQueue
 from tfdist.strategies.hogwild.synchronization.shard import Shard
+from tfdist.strategies.named_variable import NamedVariable
 from tfdist.strategies.runtime import chief_device
 
 SHARDS_PER_SERVER, SHARD_BYTES = 8, 2**21

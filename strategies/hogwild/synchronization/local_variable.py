@@ -13,9 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.extended import unwrapped
-from tfdist.strategies.coordinator.members.named_resource import NamedVariable
 from tfdist.strategies.coordinator.sync_on_read_variable import HandleSpec
 from tfdist.strategies.hogwild.synchronization.by_reference import ByReference
+from tfdist.strategies.named_variable import NamedVariable
 from tfdist.strategies.private_api import (
     GENERATOR_STATE,
     is_saving,

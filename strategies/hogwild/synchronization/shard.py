@@ -8,12 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.critical_section import critical_section
-from tfdist.strategies.coordinator.members.named_resource import GivenVariable, NamedVariable
 from tfdist.strategies.hogwild.synchronization import rounds
 from tfdist.strategies.hogwild.synchronization.compression import Compressor, Message
 from tfdist.strategies.hogwild.synchronization.control import Control
 from tfdist.strategies.hogwild.synchronization.outer_optimizers import ARRAYS, OuterOptimizer, Scaled, Update
 from tfdist.strategies.hogwild.synchronization.waiting import wait_while
+from tfdist.strategies.named_variable import GivenVariable, NamedVariable
 from tfdist.strategies.private_api import run_independently
 
 QUORUM_SECONDS = 60.0

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.members.named_resource import NamedVariable
+from tfdist.strategies.named_variable import NamedVariable
 
 Partners = tuple[int, ...]
 

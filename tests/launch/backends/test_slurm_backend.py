@@ -45,7 +45,7 @@ SHOWN = (
     ],
 )
 def test_the_states_of_slurm_in_the_words_of_tfdist(monkeypatch, state, reason, code, expected, exit_code):
-    monkeypatch.setattr(slurm, "_slurm", lambda *words: SHOWN.format(state, reason, code))
+    monkeypatch.setattr(slurm, "command_output", lambda *words: SHOWN.format(state, reason, code))
     got = slurm.Batch().status("7")
     assert (got.state, got.exit_code) == (expected, exit_code)
     assert reason in got.reason or reason in ("None", "NonZeroExitCode")
@@ -68,7 +68,7 @@ def test_a_job_that_the_controller_has_forgotten_is_asked_of_the_accounting(monk
             raise answer
         return answer
 
-    monkeypatch.setattr(slurm, "_slurm", command)
+    monkeypatch.setattr(slurm, "command_output", command)
     if expected is not None:
         assert slurm.Batch().status("7").state == expected
         return
@@ -79,7 +79,7 @@ def test_a_job_that_the_controller_has_forgotten_is_asked_of_the_accounting(monk
 def test_single_tasks_and_the_grace_period_come_from_the_launcher_in_the_batch_job(monkeypatch, tmp_path):
     shown = "JobId=7 JobState={} Reason=None ExitCode={} NodeList=n1 WorkDir={} StdOut=x"
     state = ["RUNNING"]
-    monkeypatch.setattr(slurm, "_slurm", lambda *words: shown.format(state[0], "0:0", tmp_path))
+    monkeypatch.setattr(slurm, "command_output", lambda *words: shown.format(state[0], "0:0", tmp_path))
     batch = slurm.Batch()
     assert batch.status("7").tasks == () and slurm._grace("7") == 5.0
     tasks = (TaskStatus("worker:0", State.SUCCEEDED, "n1", 0), TaskStatus("worker:1", State.RUNNING, "n1", memory=7))
@@ -97,7 +97,7 @@ def test_the_signal_before_the_time_limit_leaves_the_grace_period():
     cluster = prepared(read({"worker": 2}))
     for flags, expected in (((), "B:TERM@30"), (("--grace_period=90.5",), "B:TERM@116")):
         job = Job(cluster, choose(cluster), Program("x.py"), flags=flags)
-        assert f"#SBATCH --signal={expected}\n" in slurm.plan_slurm(job).request
+        assert f"#SBATCH --signal={expected}\n" in slurm.plan(job).request
 
 
 def test_a_job_that_may_be_started_again_has_a_backup_that_a_requeue_finds(monkeypatch, tmp_path):
@@ -111,7 +111,7 @@ def test_a_job_that_may_be_started_again_has_a_backup_that_a_requeue_finds(monke
 
     def run(*flags, count, **more):
         job = Job(dataclasses.replace(cluster, **more), choose(cluster), Program("x.py"), flags=flags)
-        script = slurm.plan_slurm(job).request.replace(sys.executable, str(tmp_path / "tfdist"))
+        script = slurm.plan(job).request.replace(sys.executable, str(tmp_path / "tfdist"))
         environ = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": count}
         return subprocess.run(
             ["bash", "-c", script], env=environ, cwd=tmp_path, capture_output=True, text=True, check=True
@@ -125,11 +125,11 @@ def test_a_job_that_may_be_started_again_has_a_backup_that_a_requeue_finds(monke
 
 def test_options_of_the_user_come_last_in_the_script_and_nothing_overrides_them(monkeypatch):
     got = []
-    monkeypatch.setattr(slurm, "_slurm", lambda *words, text, environ: got.append((words, text, environ)) or "7\n")
+    monkeypatch.setattr(slurm, "command_output", lambda *words, text, environ: got.append((words, text, environ)) or "7\n")
     monkeypatch.setenv("SBATCH_EXPORT", "NONE")
     cluster = prepared(read({"worker": 2}))
     options = {"slurm_options": "--gpus-per-node=4 --export=ALL,NAME=value"}
-    slurm.Batch().submit(slurm.plan_slurm(Job(cluster, choose(cluster), Program("x.py"), options=options)))
+    slurm.Batch().submit(slurm.plan(Job(cluster, choose(cluster), Program("x.py"), options=options)))
     ((words, text, environ),) = got
     lines = [line for line in text.splitlines() if line.startswith("#SBATCH ")]
     assert lines[-2:] == ["#SBATCH --gpus-per-node=4", "#SBATCH --export=ALL,NAME=value"] and "#SBATCH --export=ALL" in lines
@@ -157,7 +157,7 @@ def test_who_follows_a_job_waits_for_a_controller_that_gives_no_answer(monkeypat
             raise BackendError(f"scontrol: {answer}")
         return f"JobId=7 JobState={answer} Reason=None ExitCode=0:0 NodeList=n1 WorkDir={tmp_path} StdOut={tmp_path / 'log'}"
 
-    monkeypatch.setattr(slurm, "_slurm", command)
+    monkeypatch.setattr(slurm, "command_output", command)
     monkeypatch.setattr(slurm, "POLL_SECONDS", 0.0)
     lines = [line.text for line in slurm.Batch().logs("7", None, follow=True)]
     assert lines[2] == "a" and not answers
@@ -356,5 +356,7 @@ def test_output_that_is_not_there_or_cannot_be_read_is_named(monkeypatch, found,
 
 def test_what_slurm_says_and_gets_need_not_be_utf_8():
     """As the working folder of a job on a cluster with older names."""
-    assert os.fsencode(slurm._slurm("printf", r"WorkDir=/caf\351")) == b"WorkDir=/caf\xe9"
-    assert os.fsencode(slurm._slurm("cat", text=os.fsdecode(b"#SBATCH --chdir=/caf\xe9"))) == b"#SBATCH --chdir=/caf\xe9"
+    assert os.fsencode(slurm.command_output("printf", r"WorkDir=/caf\351")) == b"WorkDir=/caf\xe9"
+    assert (
+        os.fsencode(slurm.command_output("cat", text=os.fsdecode(b"#SBATCH --chdir=/caf\xe9"))) == b"#SBATCH --chdir=/caf\xe9"
+    )

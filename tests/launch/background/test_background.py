@@ -33,7 +33,7 @@ from tfdist.launch.supervision import attached
 def wait(*_):
     pathlib.Path("waits").touch()
     time.sleep(600)
-attached._started = wait  # As Ray does where there is no room.
+attached.AttachedRun._started = wait  # As Ray does where there is no room.
 cli.main()
 """
 """A launcher that does not get to start its tasks."""
@@ -265,11 +265,11 @@ def test_a_job_that_waits_long_for_its_start_has_a_handle_and_goes_on(tfdist, va
     from tfdist.launch.background import detach
     from tfdist.launch.supervision import attached
     detach.HANDLE_SECONDS = 0.5
-    started = attached._started
+    started = attached.AttachedRun._started
     def wait(*arguments):
         while not pathlib.Path("go").exists(): time.sleep(0.1)
         return started(*arguments)  # As Ray does where there was no room.
-    attached._started = wait
+    attached.AttachedRun._started = wait
     """
     launcher = f"{textwrap.dedent(late)}\nimport runpy\nrunpy.run_path({QUICK!r}, run_name='__main__')"
     got = tfdist("--tier", "BASIC", "--detach", "program.py", command=("-c", launcher))

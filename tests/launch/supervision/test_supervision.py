@@ -80,8 +80,11 @@ def test_ctrl_c_ends_a_job_that_waits_for_its_restart(start, script):
 def test_a_signal_while_a_failed_attempt_ends_is_the_end_of_the_job(start, script):
     body = """
     import signal, sys, time
-    if me["index"] == 1: sys.exit(3)
+    if me["index"] == 1:
+        while not os.path.exists("ready"): time.sleep(0.05)
+        sys.exit(3)
     signal.signal(signal.SIGTERM, lambda *_: print("asked to end", flush=True))
+    open("ready", "w").close()
     while True: time.sleep(0.1)
     """
     two = ["--cluster", '{"worker": 2}']

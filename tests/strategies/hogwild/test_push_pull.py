@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.members.named_resource import NamedVariable
 from tfdist.strategies.hogwild.synchronization.compression import COMPRESSORS
 from tfdist.strategies.hogwild.synchronization.control import Control
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
@@ -13,6 +12,7 @@ from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 from tfdist.strategies.hogwild.synchronization.outer_optimizers import OUTER_OPTIMIZERS
 from tfdist.strategies.hogwild.synchronization.push_pull import PushPull
 from tfdist.strategies.hogwild.synchronization.shard_functions import ShardFunctions
+from tfdist.strategies.named_variable import NamedVariable
 from tfdist.synchronization import Synchronization
 
 GROUPS, WORKER = 3, "/job:worker/task:0/device:CPU:0"

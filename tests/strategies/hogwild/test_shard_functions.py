@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.members.named_resource import NamedVariable
 from tfdist.strategies.hogwild.synchronization.compression import COMPRESSORS
 from tfdist.strategies.hogwild.synchronization.control import Control
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
@@ -15,6 +14,7 @@ from tfdist.strategies.hogwild.synchronization.outer_optimizers import OUTER_OPT
 from tfdist.strategies.hogwild.synchronization.push_pull import PushPull
 from tfdist.strategies.hogwild.synchronization.shard import Shard
 from tfdist.strategies.hogwild.synchronization.shard_functions import ShardFunctions
+from tfdist.strategies.named_variable import NamedVariable
 from tfdist.synchronization import Synchronization
 
 GROUPS, HERE = 3, "/job:localhost/replica:0/task:0/device:CPU:0"

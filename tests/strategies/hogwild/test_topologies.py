@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist import synchronization
-from tfdist.strategies.coordinator.members.named_resource import NamedVariable
 from tfdist.strategies.hogwild.synchronization.topologies import TOPOLOGIES, average, none, pair, ring
+from tfdist.strategies.named_variable import NamedVariable
 
 HERE = "/job:localhost/replica:0/task:0/device:CPU:0"
 

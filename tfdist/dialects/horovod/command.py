@@ -60,6 +60,9 @@ _MPI_WITH_VALUE = names(
     "errfile-pattern launch-agent cpu-set cpu-list ompi-server report-pid report-uri personality merge-stderr-to-stdout rmk "
     "npersocket cpus-per-proc host-arg configfile app rankfile rf bind depth cpu-bind mem-bind gpu-bind pmi output display"
 )
+_MPI_SHORT = {"pernode": {"per_host": "1"}, "bynode": {"map": "node"}}
+"""Switches of Open MPI that stand for options with a value, by meaning."""
+
 _MPI_VALUES = dict.fromkeys(_MPI_WITH_VALUE, 1) | dict.fromkeys(("mca", "gmca", "omca", "pmixmca", "prtemca", "genv", "env"), 2)
 _NUMBERS = {"np": "-np", "min": "--min-np", "max": "--max-np", "per_host": "-N"}
 _BY_HOST = ("slot", "core", "socket", "hwthread", "numa", "l1cache", "l2cache", "l3cache", "board", "package")
@@ -107,9 +110,7 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
             name = full_name(name, alone | values.keys(), source)  # As argparse does it: `--slots 4`.
         position += 1
         if name in alone and not equals:
-            if name in ("pernode", "bynode"):
-                options["per_host" if name == "pernode" else "map"] = "1" if name == "pernode" else "node"
-            options[name] = ""
+            options |= {name: "", **_MPI_SHORT.get(name, {})}
             continue
         if name not in values:
             raise source.error(

@@ -2,13 +2,13 @@
 
 `manifest` finds the training job of a manifest; `training_jobs` reads TFJob and its relatives, `plain_objects` reads and writes
 Jobs that carry TF_CONFIG, and `write_tfjob` writes TFJob. `environment` reads the variables of pods that an operator numbers.
-`pods` has what readers share, `write` what writers share. This package imports `parsing`, `writing` and `tf_config`. Start with
-`manifest.py`.
+`pods` has what readers share, `parts` what writers share. This package imports `parsing`, `writing` and `tf_config`.
+Start with `manifest.py`.
 """
 
 from tfdist.dialects.dialect import Dialect, EnvironmentReader, TextReader, Writer
 from tfdist.dialects.kubernetes import environment, manifest, plain_objects, write_tfjob
-from tfdist.dialects.kubernetes.write import OPTIONS
+from tfdist.dialects.kubernetes.parts import OPTIONS
 
 DIALECT = Dialect(
     name=manifest.NAME,

@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects.kubernetes import write as writing
+from tfdist.dialects.kubernetes import parts
 from tfdist.dialects.kubernetes.fields import pods_at_a_time
 from tfdist.dialects.parsing.document import Document, is_json, shown
 from tfdist.dialects.parsing.load import load
@@ -93,32 +93,32 @@ def write(cluster: Cluster, **options: Any) -> str:
         ClusterError: if these objects cannot run the cluster, or an option is bad.
     """
     check_whole(cluster, _WHAT)
-    given = writing.named(cluster, program(options))
+    given = parts.named(cluster, program(options))
     assert given.name is not None
     jobs = [job for job in dict.fromkeys(task.job for task in cluster.tasks)]
     tail = f"{given.name}.{given.namespace}.svc" if given.namespace else given.name
-    addressed = writing.with_addresses(cluster, {job: f"{given.name}-{job}-{{}}.{tail}" for job in jobs})
+    addressed = parts.with_addresses(cluster, {job: f"{given.name}-{job}-{{}}.{tail}" for job in jobs})
     objects = [_service(given)]
     for job in jobs:
-        objects.append(_job(addressed, given, writing.alike(addressed, _WHAT, job)))
-    return dump(objects, writing.notes(cluster, addressed, given))
+        objects.append(_job(addressed, given, parts.alike(addressed, _WHAT, job)))
+    return dump(objects, parts.notes(cluster, addressed, given))
 
 
 def _service(given: Program) -> dict[str, Any]:
     assert given.name is not None
     # Names have to resolve before the pods are ready: TensorFlow's servers wait for each other.
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {_LABEL: given.name}}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": writing.metadata(given.name, given), "spec": spec}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": parts.metadata(given.name, given), "spec": spec}
 
 
 def _job(cluster: Cluster, given: Program, task: Task) -> dict[str, Any]:
     assert given.name is not None
     count, labels = len(cluster.job(task.job)), {_LABEL: given.name, "app.kubernetes.io/component": task.job}
-    spec = {"restartPolicy": "OnFailure", "subdomain": given.name, **writing.pod(given, task, tf_config_env(cluster, task))}
+    spec = {"restartPolicy": "OnFailure", "subdomain": given.name, **parts.pod(given, task, tf_config_env(cluster, task))}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": writing.metadata(f"{given.name}-{task.job}", given, labels=labels),
+        "metadata": parts.metadata(f"{given.name}-{task.job}", given, labels=labels),
         "spec": {
             "completions": count,
             "parallelism": count,
@@ -142,9 +142,9 @@ def _tf_config(cluster: Cluster, task: Task) -> str:
     config["task"] = {"type": task.job, "index": ""}
     # `$$` keeps a $ of the description; the index is the only reference.
     text = json.dumps(config).replace("$", "$$").replace('"index": ""', f'"index": "$({_INDEX})"', 1)
-    if len(text) > writing.MAX_VARIABLE:
+    if len(text) > parts.MAX_VARIABLE:
         raise cluster.source.error(
-            f"TF_CONFIG of {len(cluster.tasks)} tasks is {len(text)} bytes, and Linux passes at most {writing.MAX_VARIABLE} "
+            f"TF_CONFIG of {len(cluster.tasks)} tasks is {len(text)} bytes, and Linux passes at most {parts.MAX_VARIABLE} "
             "in one variable; describe fewer tasks, with several slots each"
         )
     return text

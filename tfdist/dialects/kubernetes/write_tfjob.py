@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from tfdist.cluster import Cluster
-from tfdist.dialects.kubernetes import write as writing
+from tfdist.dialects.kubernetes import parts
 from tfdist.dialects.kubernetes.training_jobs import TF_JOBS
 from tfdist.dialects.writing.containers import Program, dump, program
 from tfdist.dialects.writing.unsupported import cannot, check_usual, job_dir_note
@@ -19,7 +19,7 @@ def write(cluster: Cluster, **options: Any) -> str:
         ClusterError: if TFJob has no words for the cluster, or an option is bad.
     """
     _check(cluster)
-    given = writing.named(cluster, program(options))
+    given = parts.named(cluster, program(options))
     kinds = {job: kind for kind, job in TF_JOBS.items() if kind != "Master"}
     chief = next(iter(cluster.job("chief")), None)
     if chief is not None and chief.host is not None and chief.host.startswith(f"{given.name}-master-0."):
@@ -27,12 +27,12 @@ def write(cluster: Cluster, **options: Any) -> str:
     jobs = [job for job in kinds if cluster.job(job)]
     space = given.namespace or "default"
     hosts = {job: f"{given.name}-{kinds[job].lower()}-{{}}.{space}.svc" for job in jobs}
-    addressed = writing.with_addresses(cluster, hosts)
-    comments = writing.notes(cluster, addressed, given)
+    addressed = parts.with_addresses(cluster, hosts)
+    comments = parts.notes(cluster, addressed, given)
     comments += job_dir_note(cluster, _WHAT)
     length = len(json.dumps(addressed.cluster_spec()))
-    if length > writing.MAX_VARIABLE:
-        comments.append(f"The pods will not start: TF_CONFIG is over {length} bytes, and Linux passes {writing.MAX_VARIABLE}.")
+    if length > parts.MAX_VARIABLE:
+        comments.append(f"The pods will not start: TF_CONFIG is over {length} bytes, and Linux passes {parts.MAX_VARIABLE}.")
     return dump([_object(addressed, given, {job: kinds[job] for job in jobs})], comments)
 
 
@@ -42,14 +42,14 @@ def _object(cluster: Cluster, given: Program, kinds: dict[str, str]) -> dict[str
         kind: {
             "replicas": len(cluster.job(job)),
             "restartPolicy": "OnFailure",
-            "template": {"spec": writing.pod(given, writing.alike(cluster, _WHAT, job))},
+            "template": {"spec": parts.pod(given, parts.alike(cluster, _WHAT, job))},
         }
         for job, kind in kinds.items()
     }
     # TFJob ends with its chief. `Running`, its default, would kill an evaluator before the last checkpoint.
     policy = {"cleanPodPolicy": "None" if cluster.job("evaluator") else "Running"}
     spec = {"runPolicy": policy, "tfReplicaSpecs": specs}
-    return {"apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": writing.metadata(given.name, given), "spec": spec}
+    return {"apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": parts.metadata(given.name, given), "spec": spec}
 
 
 def _check(cluster: Cluster) -> None:

@@ -1,8 +1,8 @@
 """Apache SINGA v0.1 to v0.3: the `cluster` block of job.conf, and the host file.
 
-`job_conf` finds the block with `text_proto`, `layout` checks its fields and makes the tasks, `hostfile` reads the hosts, and
-`net` reads how the neural network is partitioned, and
-`write` writes the block and the host file. This package imports `parsing`. Start with `job_conf.py`.
+`job_conf` finds the block with `text_proto`, `layout` checks its fields and makes the tasks, `hostfile` reads the hosts, `net`
+reads how the neural network is partitioned, and `write` writes the block and the host file. This package imports `parsing`.
+Start with `job_conf.py`.
 """
 
 from tfdist.dialects.dialect import Dialect, TextReader, Writer

@@ -1,4 +1,4 @@
-"""What `plain_objects` and `write_tfjob` share: names, ports, pods and comments of the objects that they write."""
+"""What `plain_objects` and `write_tfjob` share: names, ports, pods, metadata and comments of the objects that they write."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -6,7 +6,6 @@ function. So one traced function serves all tasks, and no call carries hundreds 
 
 import itertools
 import os
-import weakref
 from typing import Any
 
 import tensorflow as tf
@@ -40,7 +39,6 @@ class NamedVariable:
         self.dtype = dtype
         self.shape = tf.TensorShape(shape)
         self.device = device
-        self._handles: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
     def handle(self, device: str | None = None) -> Any:
         """Returns the resource: one handle per outermost function and device.
@@ -54,11 +52,11 @@ class NamedVariable:
         if tf.executing_eagerly():
             return self._make(device)
         graph = outermost_graph()
-        handles = self._handles.setdefault(graph, {})
-        if device not in handles:
+        handles = graph.get_collection_ref((self.name, device))  # A table here would keep the graph as long as the variable.
+        if not handles:
             with graph.as_default(), tf.control_dependencies(None):
-                handles[device] = self._make(device)
-        return handles[device]
+                handles.append(self._make(device))
+        return handles[0]
 
     def _make(self, device: str) -> Any:
         with tf.device(device):
