@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas import replica_context
-from tfdist.strategies.private_api import patches
+from tfdist.strategies.private_api import in_stateless_scope, patches
 from tfdist.strategies.private_api.user_functions import copied, is_compiled, python_function
 
 
@@ -21,11 +21,15 @@ def install() -> None:
 
 
 def _call(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls a function; while a step is traced, its Python function, or a copy of one that XLA compiles."""
+    """Calls a function; while a step is traced, its Python function, or a copy of one that XLA compiles.
+
+    In a stateless scope, too: while Keras builds a model, and while logs are computed. A trace would hold values of the scope,
+    and what it assigns would stay in the scope.
+    """
     replica = replica_context.current()
-    if replica is None or not tf.inside_function():
+    if not tf.inside_function() or (replica is None and not in_stateless_scope()):
         return original(function, *args, **kwargs)
-    if not is_compiled(function):
+    if replica is None or not is_compiled(function):
         return python_function(function)(*args, **kwargs)
     copy, _ = replica.compiled.setdefault(id(function), (copied(function), function))  # A function that stays keeps its id.
     outer, replica.compiling = replica.compiling, getattr(function.python_function, "__name__", "a function")
