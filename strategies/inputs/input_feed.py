@@ -44,6 +44,12 @@ class InputFeed(BatchIterator):
         self._error: Exception | None = None
 
     def __next__(self) -> Batch:
+        if tf.inside_function():
+            raise ValueError(
+                "a function of the model's own make_train_function, make_test_function or make_predict_function reads the "
+                "batches; workers run the function that Keras' own method makes, so override train_step, test_step or "
+                "predict_step, or call super().make_train_function()"
+            )
         batch = self._ahead.popleft() if self._ahead else self._read()
         self.taken += 1
         return batch

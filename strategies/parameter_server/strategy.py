@@ -8,6 +8,7 @@ The chief reads the data and hands out the batches; callbacks, files and the pro
 from tfdist.cluster import Cluster
 from tfdist.step_order import MOST_WORKERS
 from tfdist.strategies.coordinator.strategy import CoordinatorStrategy, start
+from tfdist.strategies.keras_hooks import user_functions
 from tfdist.strategies.model_parallel.worker_mesh import WorkerMesh
 from tfdist.strategies.parameter_server import asynchronous_counters, constraints, fused_reads, optimizer
 from tfdist.strategies.parameter_server.hooks import ParameterServerHooks
@@ -25,6 +26,7 @@ def create(cluster: Cluster, start_timeout: float) -> "ParameterServer":
     asynchronous_counters.install()
     constraints.install()
     fused_reads.install()
+    user_functions.compile_none(ParameterServerHooks.no_xla)
     return strategy
 
 

@@ -45,6 +45,11 @@ def is_compiled(function: Any) -> bool:
     return bool(function._jit_compile)
 
 
+def leave_out_xla(function: Any) -> None:
+    """Lets TensorFlow trace a function with `jit_compile=True` as one without it."""
+    function._jit_compile = None
+
+
 def copied(function: Any) -> Any:
     """Returns a function with `@tf.function` that is the same, and has no traces yet."""
     return function._clone(None)

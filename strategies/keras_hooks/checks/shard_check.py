@@ -384,4 +384,15 @@ def _why_it_grows(step: TracedStep, batch: Any, nodes: Sequence[Any]) -> str | N
 def _other_reason(step: TracedStep, nodes: Sequence[Any]) -> str | None:
     if step.reads_replicas:
         return step_warnings.READS_REPLICAS
-    return step_warnings.CLIPS if any(name in node.name for node in nodes for name in _CLIPS) else None
+    clips = (node for node in nodes if any(name in node.name for name in _CLIPS))
+    return step_warnings.CLIPS if any(_is_of_batch(step.function.graph, node) for node in clips) else None
+
+
+def _is_of_batch(graph: Any, node: Any) -> bool:
+    """Returns whether an operation of a traced step may compute numbers of the whole batch, which have a known shape."""
+    try:
+        operation = graph.get_operation_by_name(node.name)
+    except KeyError:  # Of another function.
+        return True
+    are_of_batch = (output.dtype.is_floating and output.shape.is_fully_defined() for output in operation.outputs)
+    return node.op != "Const" and all(are_of_batch)

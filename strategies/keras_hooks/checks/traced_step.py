@@ -1,6 +1,6 @@
 """`TracedStep`: a step as it is tried out (shard_check.py), and what was seen while it was traced."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,7 @@ class TracedStep:
         unbuilt: the updates of optimizers that have no variables yet, as (optimizer, variables).
     """
 
-    function: Callable[[Any, Any], Any] = lambda batch, draw: None
+    function: Any = None
     names: Sequence[str | None] = ()
     sizes: Sequence[int] = ()
     counted: Sequence[Any] = ()

@@ -102,6 +102,7 @@ IN_ONE_TASK = (  # Two replicas. What they compute of several replicas, other ca
     "metrics_that_get_numbers_of_a_batch",
     "metrics_of_an_own_train_step_whose_batches_are_pairs",
     "metrics_of_an_own_train_step_that_makes_probabilities_of_classes",
+    "a_metric_whose_methods_are_functions",
     "fewer_examples_than_replicas_for_a_layer_that_refuses_unknown_ones",
     "a_build_that_makes_variables_of_values",
     "an_average_that_a_layer_keeps_in_predict",

@@ -255,3 +255,10 @@ def test_outputs_of_several_batches_are_concatenated_and_numbers_stacked():
     assert concatenated(outputs[:1]) is outputs[0]
     texts = tf.function(concatenated, input_signature=[[tf.TensorSpec(None, tf.string)] * 2])  # Of unknown rank.
     assert texts([tf.constant(["a"]), tf.constant(["b", "c"])]).numpy().tolist() == [b"a", b"b", b"c"]
+
+
+def test_a_function_that_reads_batches_itself_is_refused():
+    feed = iter(FedDataset(tf.data.Dataset.range(3)))
+    with pytest.raises(ValueError, match="so override train_step, test_step or predict_step"):
+        tf.function(lambda: next(feed), autograph=False)()
+    assert int(next(feed).values) == 0

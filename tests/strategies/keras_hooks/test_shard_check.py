@@ -65,6 +65,7 @@ EQUAL = (
     "a_mean_whose_weight_grows",
     "evaluate_each_example",
     "predict_each_example",
+    "gradients_of_each_example_that_are_clipped",
     "a_sum_of_the_examples",
     "a_sum_with_random_numbers",
     "an_optimizer_that_changes_gradients",

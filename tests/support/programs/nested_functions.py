@@ -82,10 +82,15 @@ class Decorated(keras.layers.Layer):
         return self.product(x)
 
 
-def a_layer_with_a_decorated_method():
+class Compiled(Decorated):
+    @tf.function(jit_compile=True)
+    def product(self, x):
+        return x @ self.kernel
+
+
+def a_layer_with_a_decorated_method(layer):
     x = np.random.default_rng(0).normal(size=(256, 4)).astype("float32")
     y = x.sum(1, keepdims=True)
-    layer = Decorated()
     model = keras.Sequential([keras.Input((4,)), layer])
     serve = tf.function(lambda x: 2 * model(x))
     serve(tf.constant(x))
@@ -133,6 +138,7 @@ def a_metric_in_functions_that_a_coordinator_schedules():
 with strategy.scope():
     traced_in_another_one_first()
     assignments()
-    a_layer_with_a_decorated_method()
+    a_layer_with_a_decorated_method(Decorated())
+    a_layer_with_a_decorated_method(Compiled())
     a_metric_in_functions_that_a_coordinator_schedules()
 print("fine")

@@ -193,3 +193,27 @@ def metrics_of_an_own_train_step_that_makes_probabilities_of_classes(scope):
         model.compile(keras.optimizers.SGD(0.02), "categorical_crossentropy", metrics=["accuracy"], weighted_metrics=["acc"])
     record = model.fit(X, (Y[:, 0] > 0).astype("int64"), batch_size=24, epochs=2, verbose=0, shuffle=False).history
     return {**record, "weights": weights_of(model)}
+
+
+class OfFunctions(ErrorsOfABatch):
+    @tf.function
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(y_true, y_pred)
+
+    @tf.function
+    def result(self):
+        return super().result()
+
+
+@case
+def a_metric_whose_methods_are_functions(scope):
+    """The step, its logs and the program call the same functions."""
+    with scope():
+        metric = OfFunctions("errors")
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.02), "mse", metrics=[metric])
+    record = model.fit(X[:240], Y[:240], batch_size=24, epochs=2, verbose=0, shuffle=False).history
+    evaluated = [float(value) for value in model.evaluate(X[:55], Y[:55], batch_size=24, verbose=0)]
+    results = [float(metric.result())]
+    metric.update_state(Y[:24], model(X[:24]))
+    return {**record, "evaluated": evaluated, "results": [*results, float(metric.result())]}

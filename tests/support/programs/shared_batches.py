@@ -13,6 +13,7 @@ from unittest import mock
 import keras
 import numpy as np
 import shared_branches  # noqa: F401 (it adds its cases)
+import shared_gradients  # noqa: F401 (so does it)
 import shared_losses  # noqa: F401 (so does it)
 import tensorflow as tf
 from keras import layers, ops
@@ -71,31 +72,6 @@ def a_sum_of_keras_divided_by_hand():
         "a_sum_of_keras_divided_by_hand",
         loss=lambda model, x, y, z: summed(ops.broadcast_to(y, ops.shape(z)), z) / ops.cast(ops.shape(x)[0], "float32"),
     )
-
-
-@case
-def clips_gradients_when_they_are_large():
-    return own("clips_gradients_when_they_are_large", change=lambda gradients: tf.clip_by_global_norm(gradients, 1e6)[0])
-
-
-@case
-def scales_gradients_by_their_norm():
-    return own("scales_gradients_by_their_norm", change=lambda g: [v / tf.linalg.global_norm(g) for v in g])
-
-
-@case
-def sharpness_aware():
-    def before(model, x, y, z, gradients):
-        norm = tf.linalg.global_norm(gradients)
-        moves = [0.05 * gradient / norm for gradient in gradients]
-        for variable, move in zip(model.net.trainable_variables, moves, strict=True):
-            variable.assign_add(move)
-        gradients = model.gradients(x, y)[2]
-        for variable, move in zip(model.net.trainable_variables, moves, strict=True):
-            variable.assign_sub(move)
-        return gradients
-
-    return own("sharpness_aware", before=before)
 
 
 @case
