@@ -137,7 +137,10 @@ def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | RankInfo | No
             flag_values.cluster, hostfile=flag_values.hostfile, overrides=overrides
         )
     elif flag_values.hostfile is not None:
-        raise Source("flags", "--hostfile").error("it goes with --cluster; a hostfile alone does not describe the tasks")
+        raise Source("flags", "--hostfile").error(
+            "it goes with --cluster, because hosts alone are no tasks; for workers on them give --cluster 'horovodrun -np 4 "
+            "--hostfile FILE'"
+        )
     else:
         cluster = from_environment()
     if cluster is None and (given := hogwild_flags(flag_values)):

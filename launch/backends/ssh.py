@@ -27,7 +27,10 @@ def plan(job: Job) -> Plan:
     open_host = next((task.name for task in cluster.tasks if task.host is None), None)
     loopback = next((host for host in hosts if host in LOCAL_HOSTS), None)
     if open_host is not None:
-        refusal = cluster.source.error(f"{open_host} has no host; --backend ssh needs a description that names all hosts")
+        refusal = cluster.source.error(
+            f"{open_host} has no host; --backend ssh needs a description that names all hosts, such as --cluster 'horovodrun "
+            "-np 4 -H a:2,b:2'"
+        )
     elif loopback is not None and len(hosts) > 1:
         refusal = cluster.source.error(f"{loopback} is another machine on each of the hosts; give the name of the machine")
     elif cluster.job("evaluator") and len(hosts) > 1 and not cluster.job_dir:

@@ -128,6 +128,11 @@ def _parse(argv: list[str]) -> tuple[Program, str | None]:
         FLAGS(launcher_words)
     except flags.CantOpenFlagFileError as error:
         raise UsageError(f"--flagfile: {str(error).partition(': ')[2]}") from error
+    except flags.UnrecognizedFlagError as error:
+        # absl asks: "Did you mean: worker_count ?"
+        raise UsageError(
+            f"{str(error).removesuffix(' ?')}; arguments of your program go after it: train.py --{error.flagname}"
+        ) from error
     except UnicodeDecodeError as error:
         raise UsageError("--flagfile: this file is not text in UTF-8") from error
     except ValueError as error:  # absl raises it for `--nodry_run=3`.
@@ -286,6 +291,8 @@ def _described_cluster(program: Program) -> Cluster:
             "no cluster is described: give -n WORKERS, --tier NAME or --cluster FILE, or read --help"
             + splitting.misplaced(program)
         )
+    if FLAGS.workers is not None:
+        cluster = dataclasses.replace(cluster, source=dataclasses.replace(cluster.source, name=f"-n {FLAGS.workers}"))
     name = cluster.source.name
     if isinstance(cluster, RankInfo):
         if describes(FLAGS) and not FLAGS.local and cluster.local_size != cluster.size:
