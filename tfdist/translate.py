@@ -26,9 +26,9 @@ USAGE = """usage: tfdist translate [SOURCE] [--to LANGUAGE] [--hostfile HOSTS] [
 
 Prints the description of a cluster in another language. It starts nothing, and does not need TensorFlow.
 
-SOURCE is a file in any of the languages, the command line of another launcher in quotes ("horovodrun -np 4 -H a:2,b:2"), the name of a
-CloudML scale tier such as STANDARD_1, a text, or - for standard input. Without SOURCE the environment is read (TF_CONFIG, a
-Slurm step, ...).
+SOURCE is a file in any of the languages, the command line of another launcher in quotes ("horovodrun -np 4 -H a:2,b:2"), the
+name of a CloudML scale tier such as STANDARD_1, a text, or - for standard input. Without SOURCE the environment is read
+(TF_CONFIG, a Slurm step, ...).
 
 {flags}
 

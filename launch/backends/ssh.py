@@ -89,7 +89,7 @@ BACKEND = Backend(
         "ssh_python": "Python on the hosts, with tfdist installed; '~/...' is in the home folder there. Default: the path of "
         "this one.",
         "ssh_folder": "Working folder on the hosts; '~/...' is in the home folder there. Default: the path of the current one.",
-        "ssh_silence": f"Seconds without a word after which a connection is lost, at least 3. Default: {SILENCE_SECONDS:.0f}.",
+        "ssh_silence": f"Seconds of silence after which a connection is lost, at least 3. Default: {SILENCE_SECONDS:.0f}.",
     },
     tools=("ssh",),
 )

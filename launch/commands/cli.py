@@ -59,7 +59,7 @@ flags.DEFINE_string("m", None, "Python module to run on every task, instead of a
 flags.DEFINE_integer(
     "workers",
     None,
-    "Workers on this machine that train together, without another description.",
+    "Number of workers on this machine, which train together: the shortest description of a cluster.",
     short_name="n",
     lower_bound=1,
     upper_bound=MAX_TASKS,
