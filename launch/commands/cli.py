@@ -291,9 +291,10 @@ def _described_cluster(program: Program) -> Cluster:
             "no cluster is described: give -n WORKERS, --tier NAME or --cluster FILE, or read --help"
             + splitting.misplaced(program)
         )
-    if FLAGS.workers is not None:
-        cluster = dataclasses.replace(cluster, source=dataclasses.replace(cluster.source, name=f"-n {FLAGS.workers}"))
     name = cluster.source.name
+    if name == "<text>":
+        name = "--cluster" if FLAGS.workers is None else f"-n {FLAGS.workers}"
+        cluster = dataclasses.replace(cluster, source=dataclasses.replace(cluster.source, name=name))
     if isinstance(cluster, RankInfo):
         if describes(FLAGS) and not FLAGS.local and cluster.local_size != cluster.size:
             raise UsageError(
