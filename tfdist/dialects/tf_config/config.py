@@ -255,7 +255,8 @@ class _Reader:
             raise self.error(f"{shown(entries)} is not a number of tasks; expected a whole number from 0 to {MAX_TASKS}", *path)
         elif entries is not None:
             raise self.error(
-                f'{shown(entries)} is not a list; expected addresses, ["host:port", ...], or for all jobs numbers of tasks', *path
+                f'{shown(entries)} is not a list; expected addresses, ["host:port", ...], or for all jobs numbers of tasks',
+                *path,
             )
 
     def _is_view(self, spec: Mapping[Any, Any], jobs: dict[str, dict[int, str]], task: tuple[str, int] | None) -> bool:
