@@ -171,7 +171,7 @@ def _same_strategy(cluster: Cluster) -> "tf.distribute.Strategy":
         return created
     raise cluster.source.error(
         f"this process already trains on {first.describe()} ({first.source.name}), and a process belongs to one cluster; "
-        "start another program for this one"
+        "start another program for this one (in a notebook: restart the kernel)"
     )
 
 
