@@ -18,7 +18,7 @@ class UsageError(Exception):
 
 def print_error(error: object) -> None:
     """Prints an error as one line, without secrets."""
-    text = " ".join(str(error).split())
+    text = re.sub(r"^<text>(?=:)", "--cluster", " ".join(str(error).split()))
     for python, words in _NUMBERS:
         text = re.sub(python, words, text)
     print(f"tfdist: {printable(without_secrets(text))}", file=sys.stderr)

@@ -171,7 +171,7 @@ def _same_strategy(cluster: Cluster) -> "tf.distribute.Strategy":
         return created
     raise cluster.source.error(
         f"this process already trains on {first.describe()} ({first.source.name}), and a process belongs to one cluster; "
-        "start another program for this one"
+        "start another program for this one (in a notebook: restart the kernel)"
     )
 
 
@@ -210,7 +210,7 @@ def _create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distr
     if serving_jobs:
         running = _with_local_servers(running, serving_jobs)
     if running.task is None and running.job("evaluator"):
-        _log.warning("a plain program starts no evaluator; this one trains without (python -m tfdist.launch starts it)")
+        _log.warning("a plain program starts no evaluator; this one trains without (tfdist run starts it)")
     created = strategies.create(running.addressed(), choice, start_timeout)
     if cluster.task is not None and (serving_jobs or cluster.task[0] == "chief" or _is_chief_too(cluster)):
         strategies.write_for_evaluator(created, running)

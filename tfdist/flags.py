@@ -24,20 +24,21 @@ from tfdist.synchronization import (
 
 HOGWILD_FLAGS = {
     "sync_period": "Updates of a worker group between two synchronizations. Default: as the description says, else 16.",
-    "outer": f"Outer optimizer, which changes the global parameters: {', '.join(OUTER_OPTIMIZERS)}. nesterov if not given.",
+    "outer": f"Outer optimizer, which changes the global parameters: {', '.join(OUTER_OPTIMIZERS)}. Default: nesterov.",
     "outer_learning_rate": "Learning rate of the outer optimizer.",
     "outer_momentum": "Momentum of outer nesterov and delayed_nesterov.",
     "elastic_rate": "Moving rate of outer elastic.",
     "topology": f"Which parameters a group synchronizes with: {', '.join(TOPOLOGIES)}.",
-    "compression": f"How progress is sent: {', '.join(COMPRESSIONS)}. By the network if not given. parameter_server has bf16.",
+    "compression": f"How progress is sent: {', '.join(COMPRESSIONS)}. Default: by the speed of the network. "
+    "parameter_server takes bf16.",
     "fragments": "Number of parts of the parameters that are synchronized in turn. Default: 1.",
     "adaptive": "Synchronize slower groups after fewer updates.",
     "synchronization_weights": f"What gives a push its weight: {', '.join(WEIGHTS)}. Default: groups.",
-    "delay": "Updates of a group between its push and its pull; measured if not given.",
+    "delay": "Updates of a group between its push and its pull. Default: measured.",
     "quorum": "Groups that must have pushed before a round of outer nesterov can end without the others. Default: 1.",
     "grace": "Sync periods for which a group waits for others in a round of outer nesterov. Default: 4, or 1 beside a group "
     "that is twice as slow.",
-    "longest_period": "Most updates to which a slow network lengthens the sync period. Default: it stays.",
+    "longest_period": "The largest sync period to which a slow network may lengthen it. Default: it does not change.",
     "average_momentum": "Average the momentum of SGD, RMSprop, Lion or Muon, too, in outer nesterov.",
 }
 """Hogwild's flags: `sync_period` and the fields of `Synchronization`. `synchronization_weights` is the field `weights`."""
@@ -139,7 +140,10 @@ def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | RankInfo | No
             flag_values.cluster, hostfile=flag_values.hostfile, overrides=overrides
         )
     elif flag_values.hostfile is not None:
-        raise Source("flags", "--hostfile").error("it goes with --cluster; a hostfile alone does not describe the tasks")
+        raise Source("flags", "--hostfile").error(
+            "it goes with --cluster, because hosts alone are no tasks; for workers on them give --cluster 'horovodrun -np 4 "
+            "--hostfile FILE'"
+        )
     else:
         cluster = from_environment()
     if cluster is None and (given := hogwild_flags(flag_values)):

@@ -203,6 +203,11 @@ def _with_launched_processes(described: Cluster, launched: Cluster) -> Cluster:
 
 
 def _contradiction(source: Source, described: str, launched: Cluster) -> ClusterError:
+    if environment.is_started(os.environ):
+        return source.error(
+            f"this asks for {described}, but the launcher started {launched.describe()}; leave the description out of the "
+            "program (tfdist.strategy()), or give the launcher the same one"
+        )
     return source.error(
         f"this asks for {described}, but {launched.source.name} describes {launched.describe()}; "
         f"run the program without {launched.source.name}, or describe the same cluster"

@@ -1,4 +1,4 @@
-"""`python -m tfdist.translate`: prints a cluster description in another dialect.
+"""`tfdist translate`, or `python -m tfdist.translate`: prints a cluster description in another dialect.
 
 python -m tfdist.translate STANDARD_1 --to cluster_spec
 python -m tfdist.translate job.conf --to tf_config --task worker:0
@@ -22,20 +22,20 @@ from tfdist.messages import printable, without_secrets
 
 DEFAULT_OUTPUT = "tf_config"
 
-USAGE = """usage: python -m tfdist.translate SOURCE --to DIALECT [--hostfile HOSTS] [--task JOB:INDEX]
+USAGE = """usage: tfdist translate [SOURCE] [--to LANGUAGE] [--hostfile HOSTS] [--task JOB:INDEX]
 
-Prints a cluster description in another dialect. It does not need TensorFlow and starts nothing.
+Prints the description of a cluster in another language. It starts nothing, and does not need TensorFlow.
 
-SOURCE is a file in any dialect, the command line of another launcher in quotes ("horovodrun -np 4 -H a:2,b:2"), the name of a
-CloudML scale tier such as STANDARD_1, a text, or - for standard input. Without SOURCE the environment is read (TF_CONFIG, a
-Slurm step, ...).
+SOURCE is a file in any of the languages, the command line of another launcher in quotes ("horovodrun -np 4 -H a:2,b:2"), the
+name of a CloudML scale tier such as STANDARD_1, a text, or - for standard input. Without SOURCE the environment is read
+(TF_CONFIG, a Slurm step, ...).
 
 {flags}
 
 If the strategy needs a chief and the description has none, tf_config and cluster_spec add one beside worker 0.
-A bad description gives one line on standard error and exit status 2. What DIALECT cannot hold and the training does not
-depend on (the folder of the job, ...) gives a note there, and exit status 0. So does what cluster_spec leaves out (groups,
-the sync period, ...).
+A bad description gives one line on standard error and exit code 2. A note there, with exit code 0, names what LANGUAGE cannot
+express and the training does not depend on (the folder of the job, ...), and what cluster_spec leaves out (groups, the sync
+period, ...).
 """
 
 OTHER_OUTPUTS = {

@@ -27,7 +27,10 @@ def plan(job: Job) -> Plan:
     open_host = next((task.name for task in cluster.tasks if task.host is None), None)
     loopback = next((host for host in hosts if host in LOCAL_HOSTS), None)
     if open_host is not None:
-        refusal = cluster.source.error(f"{open_host} has no host; --backend ssh needs a description that names all hosts")
+        refusal = cluster.source.error(
+            f"{open_host} has no host; --backend ssh needs a description that names all hosts, such as --cluster 'horovodrun "
+            "-np 4 -H a:2,b:2'"
+        )
     elif loopback is not None and len(hosts) > 1:
         refusal = cluster.source.error(f"{loopback} is another machine on each of the hosts; give the name of the machine")
     elif cluster.job("evaluator") and len(hosts) > 1 and not cluster.job_dir:
@@ -86,7 +89,7 @@ BACKEND = Backend(
         "ssh_python": "Python on the hosts, with tfdist installed; '~/...' is in the home folder there. Default: the path of "
         "this one.",
         "ssh_folder": "Working folder on the hosts; '~/...' is in the home folder there. Default: the path of the current one.",
-        "ssh_silence": f"Seconds without a word after which a connection is lost, at least 3. Default: {SILENCE_SECONDS:.0f}.",
+        "ssh_silence": f"Seconds of silence after which a connection is lost, at least 3. Default: {SILENCE_SECONDS:.0f}.",
     },
     tools=("ssh",),
 )

@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib.abc import InspectLoader
@@ -24,6 +25,11 @@ def check_program(program: Program) -> None:
             folder, name = os.path.split(program.script)
             known = [] if os.path.isdir(program.script) else _names_in(folder or ".")
             raise UsageError(f"{program.script}: {fault}{nearest(name, known)}")
+        if program.script.endswith(".ipynb"):
+            raise UsageError(
+                f"{program.script}: this is a notebook; run it in Jupyter, or write a script of it: jupyter nbconvert --to "
+                f"script {shlex.quote(program.script)}"
+            )
         return
     assert program.module is not None
     if program.module.endswith(".py") and os.path.isfile(program.module):

@@ -117,9 +117,13 @@ def understood(words: list[tuple[str, bool]]) -> list[str]:
     `--num_machines=1` and `--standalone`, which are what this launcher does anyway, are dropped. `-n4` is `-n 4`.
 
     Raises:
-        UsageError: for a flag of another launcher that means nothing here; the message says what to do instead.
+        UsageError: for a flag of another launcher that means nothing here, and for a second --cluster; the message says what to
+            do instead.
     """
     result: list[str] = []
+    names = [word.partition("=")[0] for word, is_value in words if not is_value]
+    if names.count("--cluster") + names.count("-cluster") > 1:
+        raise UsageError("--cluster is given twice; give one description (a host file of SINGA goes with --hostfile)")
     rest = iter(words)
     for word, is_value in rest:
         name, equals, value = word.partition("=")

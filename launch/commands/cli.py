@@ -59,7 +59,7 @@ flags.DEFINE_string("m", None, "Python module to run on every task, instead of a
 flags.DEFINE_integer(
     "workers",
     None,
-    "Workers on this machine that train together, without another description.",
+    "Number of workers on this machine, which train together: the shortest description of a cluster.",
     short_name="n",
     lower_bound=1,
     upper_bound=MAX_TASKS,
@@ -128,6 +128,11 @@ def _parse(argv: list[str]) -> tuple[Program, str | None]:
         FLAGS(launcher_words)
     except flags.CantOpenFlagFileError as error:
         raise UsageError(f"--flagfile: {str(error).partition(': ')[2]}") from error
+    except flags.UnrecognizedFlagError as error:
+        # absl asks: "Did you mean: worker_count ?"
+        raise UsageError(
+            f"{str(error).removesuffix(' ?')}; arguments of your program go after it: train.py --{error.flagname}"
+        ) from error
     except UnicodeDecodeError as error:
         raise UsageError("--flagfile: this file is not text in UTF-8") from error
     except ValueError as error:  # absl raises it for `--nodry_run=3`.
@@ -287,6 +292,9 @@ def _described_cluster(program: Program) -> Cluster:
             + splitting.misplaced(program)
         )
     name = cluster.source.name
+    if name == "<text>":
+        name = "--cluster" if FLAGS.workers is None else f"-n {FLAGS.workers}"
+        cluster = dataclasses.replace(cluster, source=dataclasses.replace(cluster.source, name=name))
     if isinstance(cluster, RankInfo):
         if describes(FLAGS) and not FLAGS.local and cluster.local_size != cluster.size:
             raise UsageError(

@@ -56,7 +56,7 @@ The output:
 
   --json              all choices as JSON
   --svg FILE          a drawing of the table
-  --to DIALECT        prints the recommended cluster in a language of tfdist translate, and the table on standard error
+  --to LANGUAGE       prints the recommended cluster in a language of tfdist translate, and the table on standard error
   --rows N            rows of the table. Default: 12
 
 Exit codes: 0; 2 a bad command line, description or program, and nothing was measured; 130 Ctrl-C.

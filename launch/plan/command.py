@@ -232,7 +232,12 @@ def _notes_on_choices(given: Arguments, measured: Measurement, ranked: list[Pred
     if measured.table_bytes:
         notes.append(_tables(measured))
     missing = sorted({text for each in ranked for text in each.assumed})
-    if missing:
+    if missing and all(run.strategy == "default" for run in measured.runs) and missing != ["mirrored was not measured"]:
+        notes.append(
+            "no cluster was measured, only one process: the other speeds are guesses from typical costs; measure on a quiet "
+            "machine, or for longer (--seconds 180)"
+        )
+    elif missing:
         notes.append(f"{', '.join(missing)}: typical costs are assumed")
     if any(each.is_simulated and each.option.workers > MANY for each in shown):
         notes.append(f"choices with more than {MANY} workers are simulated: nobody has compared so many with real runs")
@@ -273,7 +278,8 @@ def _show(given: Arguments, view: View, machines: Machines) -> None:
         return
     to_standard_error = values["to"].value is not None
     print(table.text(rows, view.cost, view.described), end="", file=sys.stderr if to_standard_error else sys.stdout)
-    _say(f"recommended: {table.name_of(ranked[0].option)}; {ranked[0].sentence}")
+    guess = f" (a guess: {', '.join(ranked[0].assumed)})" if ranked[0].assumed else ""
+    _say(f"recommended{guess}: {table.name_of(ranked[0].option)}; {ranked[0].sentence}")
     if to_standard_error:
         option, lost, text = _written([each.option for each in ranked], given, machines)
         to = values["to"].value

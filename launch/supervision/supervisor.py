@@ -49,8 +49,14 @@ REST_SECONDS = 1.0
 EVALUATORS_GRACE_SECONDS = 600.0
 """How long evaluators may take, after the training, for the remaining checkpoints."""
 
-NO_TASK_SERVED = "the program ended without calling tfdist.strategy(): every task ran the whole program, and no task served"
-NO_TASK_TRAINED = "the program ended without calling tfdist.strategy(): each of the {} tasks ran the whole program on its own"
+NO_TASK_SERVED = (
+    "the program ended without calling tfdist.strategy(): every task ran the whole program, and no task served; make the model "
+    "in `with tfdist.strategy().scope():`"
+)
+NO_TASK_TRAINED = (
+    "the program ended without calling tfdist.strategy(): each of the {} tasks ran the whole program on its own; make the "
+    "model in `with tfdist.strategy().scope():`"
+)
 
 
 @dataclass

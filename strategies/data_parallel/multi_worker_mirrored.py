@@ -65,7 +65,7 @@ def create(cluster: Cluster, start_timeout: float) -> "MultiWorkerMirrored":
     if cluster.task is None:
         raise cluster.source.error(
             f"under multi_worker_mirrored every task trains, and this process is none of {cluster.describe()}; run the program "
-            "on every task: `python -m tfdist.launch` with this description does, or start it with each task's TF_CONFIG"
+            "on every task: `tfdist run` with this description does, or start it with each task's TF_CONFIG"
         )
     if len({task.slots for task in tasks}) > 1:
         widths = ", ".join(f"{task.name} {task.slots}" for task in tasks)

@@ -88,7 +88,11 @@ def _make_function(original: Callable[..., Any], model: Any, step_function: Call
         global_seed.prepare(model.distribute_strategy)
         return hooks.step_function(model, step_function)
     if model._distribute_strategy is None:
-        _log.warning("%s was made outside the strategy's scope and trains in this process alone", model.name)
+        _log.warning(
+            "%s was made outside the strategy's scope and trains in this process alone; make it in "
+            "`with tfdist.strategy().scope():`",
+            model.name,
+        )
     elif not (other := type(model._distribute_strategy)).__module__.startswith("tfdist."):
         _log.warning(
             "%s was made in the scope of another strategy (%s) and trains in this process alone", model.name, other.__name__

@@ -119,6 +119,8 @@ def test_a_task_of_the_launcher_ignores_the_variable(environ):
         resolved()
     environ({environment.STARTED_VARIABLE: "1"})
     assert resolved() == tfdist.read() == tfdist.read(config) and resolved().task == ("worker", 1)
+    with pytest.raises(ClusterError, match="but the launcher started 2 workers; leave the description out of the program"):
+        resolved("STANDARD_1")
 
 
 @pytest.mark.parametrize("launcher", [mpi, slurm])

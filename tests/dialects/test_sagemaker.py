@@ -170,3 +170,14 @@ def test_a_resource_configuration_without_hosts_is_refused() -> None:
         sagemaker.from_environ({"SM_RESOURCE_CONFIG": '{"current_host": "algo-1"}'})
     with pytest.raises(ClusterError, match="no such field; did you mean hosts"):
         read({"current_host": "algo-1", "host": ["algo-1"], "network_interface_name": "eth0"})
+
+
+def test_a_script_that_sets_the_variables_describes_the_cluster() -> None:
+    script = """#!/bin/bash
+export SM_HOSTS='["algo-1", "algo-2"]'
+export SM_CURRENT_HOST=algo-1
+python train.py
+"""
+    assert read(script).cluster_spec() == {"worker": ["algo-1:8890", "algo-2:8890"]}
+    of_launcher = script.replace("python", 'export TF_CONFIG=\'{"cluster": {"worker": ["a:1"]}}\'\npython')
+    assert read(of_launcher).cluster_spec() == {"worker": ["a:1"]}  # As in an environment with both.

@@ -109,6 +109,8 @@ def with_extension(**extension: Any) -> dict[str, Any]:
         ({"cluster": {"worker": [], "ps": None}, "task": {"type": "worker", "index": 0}}, "cluster: no job in it has a task"),
         ({"cluster": {"worker": [A, B]}, "task": {"type": "worker"}}, "task.index: there are 2 worker tasks; add the index"),
         ({"evaluator": 1}, "there are evaluators but nothing that trains"),
+        ({"worker": 2, "ps": None}, "ps: the number of tasks is missing; write 0 for none"),
+        ({"worker": "2"}, "or for all jobs numbers of tasks"),
         ({"cluster": {"evaluator": [A]}}, "there are evaluators but nothing that trains"),
         ({"worker": 2, "ps": "1"}, "ps: '1' is not a number of tasks, as worker has; give numbers for all jobs, or addresses"),
         ({"worker": "2", "ps": 1}, "worker: '2' is not a number of tasks, as ps has"),

@@ -35,13 +35,14 @@ def test_every_command_prints_what_the_page_says(
         assert line.startswith("$ ")
         words = shlex.split(line.removeprefix("$ "))
         given = list(itertools.takewhile(lambda word: "=" in word, words))
-        assert words[len(given)] == "python"
-        arguments = words[len(given) + 1 :]
+        program, *arguments = words[len(given) :]
+        assert program in ("tfdist", "python")
         with monkeypatch.context() as variables:
             for word in given:
                 variables.setenv(*word.split("=", 1))
-            if arguments[:2] == ["-m", "tfdist.translate"]:  # In this process: a page has many.
-                code = main(arguments[1:])
+            if program == "tfdist":  # In this process: a page has many.
+                assert arguments[0] == "translate"
+                code = main(arguments)
                 out, err = capsys.readouterr()
             else:
                 result = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)

@@ -48,7 +48,7 @@ def test_the_recipe_trains_as_one_rank(start, tmp_path, cluster):
 
 def test_the_recipe_trains_two_ranks_to_equal_weights_and_the_first_saves(start, tmp_path):
     command = next(right for left, right in command_lines() if "-np 2" in left)
-    cluster = command.partition("tfdist.launch ")[2].partition(" train.py")[0]
+    cluster = command.partition("tfdist run ")[2].partition(" train.py")[0]
     results, job = ranks(tmp_path, start, *shlex.split(cluster))
     assert len(results) == 2
     for rank, result in enumerate(results):
@@ -78,8 +78,8 @@ def test_every_command_line_describes_as_many_ranks(tmp_path, quick_python):
         else:
             environment, command = os.environ, line.replace("train.py", "--dry_run train.py")
         words = shlex.split(command)
-        assert words[0] == "python"
-        run = quick_python.run(words[1:], str(tmp_path), environment)
+        assert words[0] == "tfdist"
+        run = quick_python.run(["-m", *words], str(tmp_path), environment)
         assert run.returncode == 0, run.stderr
         if "TF_CONFIG=" in run.stdout:
             assert len(re.findall(r"^(?:chief|worker):\d", run.stdout, re.MULTILINE)) == count

@@ -280,9 +280,9 @@ def _by_options(words: Sequence[str]) -> str | None:
 
 
 def _environment(variables: Mapping[str, str]) -> str | None:
-    """Returns the dialect of launchers that would set these variables."""
-    readers = environment_readers().items()
-    return next((name for name, reader in readers if not reader.allocates and reader.recognizes(variables)), None)
+    """Returns the dialect of a launcher, else of a system that allocates machines, that would set these variables."""
+    readers = sorted(environment_readers().items(), key=lambda named: named[1].allocates)
+    return next((name for name, reader in readers if reader.recognizes(variables)), None)
 
 
 @dataclass(frozen=True)

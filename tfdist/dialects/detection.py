@@ -39,6 +39,7 @@ _CALL = re.compile(r"\s*(?:[A-Za-z_]\w*\s*=\s*)?[A-Za-z_][\w.]*\(\s*[A-Za-z_]\w*
 _NAME = re.compile(r"(?:^|[{<;,])[ \t]*[\"']?([A-Za-z_][\w-]{0,99})[\"']?[ \t]*(?=[:{<])", re.MULTILINE | re.ASCII)
 _COMMAND = re.compile(r"[ \t]*[\w./-]+[ \t]+[\w./-]", re.ASCII)
 """A program and its first argument."""
+_HOSTS = re.compile(r"[\w.-]+(?::\d+)?(?:,[\w.-]+(?::\d+)?)+", re.ASCII)
 _IMPORT = re.compile(r"^(?:import|from)[ \t]+[\w.]+", re.MULTILINE | re.ASCII)
 _BLOCK = re.compile(r"^[ \t]*[A-Za-z_]\w*[ \t]*[{<]", re.MULTILINE | re.ASCII)
 
@@ -113,6 +114,10 @@ def _from_file(path: "str | bytes") -> "Detected | Launched":
             check_prefix(name, source)
             raise source.error(
                 f"this is neither a file nor a command line that tfdist reads; those of {', '.join(programs())} are"
+            ) from None
+        if _HOSTS.fullmatch(name) and not os.path.lexists(name):
+            raise source.error(
+                "this is neither a file nor a description; for hosts write 'horovodrun -np 4 -H a:2,b:2'"
             ) from None
         if os.sep in name or "did you mean" in str(error) or os.path.lexists(name):
             raise  # The error suggests the nearest file, or the path is clearly one.

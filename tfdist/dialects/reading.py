@@ -188,7 +188,8 @@ def _does_not_take(source: Source, hosts: str | None, options: Mapping[str, Any]
     if hosts is not None:
         takers = " or ".join(dialect.title for dialect in dialects if dialect.text and dialect.text.takes_hostfile)
         return place.error(
-            f"a host file goes with a {takers} description, this one is {source.dialect}; leave the host file out",
+            f"a host file goes with a {takers} description, this one is {source.dialect}; leave the host file out, or describe "
+            "workers on these hosts: 'horovodrun -np 4 --hostfile FILE'",
             field="--hostfile",
         )
     flag = next(iter(options))

@@ -72,9 +72,7 @@ def _refusal(job: Job) -> ClusterError | None:
     if job.cluster.job("evaluator") and not job.cluster.job_dir:
         return Source("flags", "--job_dir").error("an evaluator needs a folder that its pod and the chief's share")
     if importlib.util.find_spec("kubernetes") is None:
-        return Source("environment", "python").error(
-            f"--backend kubernetes needs the package kubernetes: {pip_install('kubernetes')}"
-        )
+        return Source("flags", "--backend kubernetes").error(f"it needs the package kubernetes: {pip_install('kubernetes')}")
     return None
 
 

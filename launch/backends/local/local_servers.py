@@ -38,7 +38,7 @@ def start_servers(cluster: Cluster, tasks: list[Task]) -> Cluster:
         if not is_local(task.host) and cluster.task is None:
             raise cluster.source.error(
                 f"{task.name} is on {task.host}, another machine; start this program there with its TF_CONFIG "
-                "(python -m tfdist.translate prints it), or describe localhost"
+                "(tfdist translate prints it), or describe localhost"
             )
     os.environ["TF_GRPC_REUSE_PORT"] = "1"  # The chief binds a held port, too.
     ports = HeldPorts()

@@ -30,7 +30,7 @@ def plan(job: Job) -> Plan:
     """Plans a job on a cluster of Ray. It asks no cluster: which nodes the tasks get is known when the job starts."""
     refusal = None
     if importlib.util.find_spec("ray") is None:
-        refusal = Source("environment", "python").error(f"--backend ray needs the package ray: {pip_install('ray')}")
+        refusal = Source("flags", "--backend ray").error(f"it needs the package ray: {pip_install('ray')}")
     _check(job)
     needs = _needs(job)
     words = {name: ", ".join(f"{amount:g} {kind}" for kind, amount in need.items()) for name, need in needs.items()}

@@ -51,9 +51,7 @@ def _imported_ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise Source("environment", "python").error(
-            f"--backend ray needs the package ray, {error}: {pip_install('ray')}"
-        ) from error
+        raise Source("flags", "--backend ray").error(f"it needs the package ray, {error}: {pip_install('ray')}") from error
     return ray
 
 

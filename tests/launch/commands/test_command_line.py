@@ -188,7 +188,7 @@ def test_dry_run_help_and_errors_do_not_import_tensorflow(arguments, tmp_path):
     ("arguments", "message"),
     [
         ([], "no cluster is described"),
-        (["--teir", "BASIC"], "Did you mean: tier"),
+        (["--teir", "BASIC"], "Did you mean: tier; arguments of your program go after it: train.py --teir"),
         (["--tier", "STANDRD_1"], "did you mean STANDARD_1?"),
         (["--tier", "STANDARD_1", "--worker_count", "3"], "STANDARD_1"),
         (["--tier", "CUSTOM"], "masterType"),
@@ -219,7 +219,15 @@ def test_dry_run_help_and_errors_do_not_import_tensorflow(arguments, tmp_path):
         (["--tier", "BASIC", "-m", "no.such.module"], "no.such.module"),
         (["-n", "2", "-m", "package"], "-m package: there is no module package.__main__ in "),
         (["-n", "2", "-m", "package.trian"], "-m package.trian: there is no module package.trian in "),
-        (["--hostfile", "hosts"], "--hostfile"),
+        (["--hostfile", "hosts"], "for workers on them give --cluster 'horovodrun -np 4 --hostfile FILE'"),
+        (["-n", "2", "--hostfile", "hosts"], "describe workers on these hosts: 'horovodrun -np 4 --hostfile FILE'"),
+        (["--cluster", "a:2,b:2"], "a:2,b:2: this is neither a file nor a description; for hosts write 'horovodrun"),
+        (["--cluster", "custom.yaml", "--cluster=far.json"], "--cluster is given twice; give one description"),
+        (["--cluster", '{"ps": 2}'], "tfdist: --cluster: there are ps tasks but no workers"),
+        (["--cluster", "tab.yaml"], "tab.yaml:2: this is not YAML: while scanning"),
+        (["--cluster", "tab.yaml"], "this line has a tab: YAML indents with spaces"),
+        (["-n", "4", "--backend", "ssh", "train.py"], "tfdist: -n 4: worker:0 has no host; --backend ssh needs"),
+        (["-n", "2", "book.ipynb"], "book.ipynb: this is a notebook; run it in Jupyter, or write a script of it"),
         (["STANDARD_1"], "did you mean --tier STANDARD_1?"),
         (["train.py", "--tier", "BASIC"], "flags of this command go before it"),
         (["train.py", "-n", "4"], "-n follows the program and belongs to it"),
@@ -246,7 +254,9 @@ def test_bad_input_is_one_line_and_exit_code_2_and_nothing_is_started(launch, tm
     (tmp_path / "binary").write_bytes(bytes(range(256)))
     (tmp_path / "typo.conf").write_text("cluster {\n  nworker_per_procs: 2\n}\n")
     (tmp_path / "far.json").write_text('{"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}}')
+    (tmp_path / "tab.yaml").write_text("trainingInput:\n\tscaleTier: CUSTOM\n")
     (tmp_path / "train.py").write_text("")
+    (tmp_path / "book.ipynb").write_text("{}")
     (tmp_path / "folder").mkdir()
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("raise SystemExit('nobody runs this to find out')")

@@ -64,6 +64,15 @@ def test_a_table_of_an_earlier_measurement(plan):
     assert "measured with 1 core: how much faster 4 are is an extrapolation" in err
 
 
+def test_a_recommendation_that_rests_on_nothing_measured_is_called_a_guess(plan):
+    assert "guess" not in plan("--from", "m.json", "--machines", "4")[2]
+    values = json.loads(Path("m.json").read_text())
+    Path("m.json").write_text(json.dumps(values | {"runs": values["runs"][:1]}))
+    said = plan("--from", "m.json", "--machines", "4")[2]
+    assert "no cluster was measured, only one process: the other speeds are guesses from typical costs" in said
+    assert "recommended (a guess: hogwild was not measured): hogwild" in said
+
+
 def test_values_of_flags_stay_as_they_are_before_and_after_the_program():
     words = ["train.py", "--env", "--b-c=d-e", "--machines=3", "--link", "1gbit"]
     given = arguments.parsed(words)

@@ -271,7 +271,10 @@ def test_modules_in_the_current_folder_do_not_take_the_place_of_others(start, tm
 def test_tasks_that_train_without_each_other_are_said(start, script):
     job = start(QUICK, "-n", "2", script("print('done')"))
     assert job.wait(60) == 0
-    said = "tfdist: the program ended without calling tfdist.strategy(): each of the 2 tasks ran the whole program on its own\n"
+    said = (
+        "tfdist: the program ended without calling tfdist.strategy(): each of the 2 tasks ran the whole program on its own; "
+        "make the model in `with tfdist.strategy().scope():`\n"
+    )
     assert job.output.count(said) == 1, job.output
 
 

@@ -145,6 +145,8 @@ def _load_yaml(text: str, source: Source, lines: dict[Path, int]) -> dict[str, A
         mark = error.problem_mark or error.context_mark
         problem = " ".join(part for part in (error.context, error.problem) if part)
         message = _TOO_DEEP if _TOO_DEEP_FOR_LIBYAML in problem else f"this is not YAML: {problem}"
+        if mark and "\t" in "".join(text.splitlines()[mark.line : mark.line + 1]):
+            message += "; this line has a tab: YAML indents with spaces"
         raise source.error(message, line=mark.line + 1 if mark else None) from None
     except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         # PyYAML raises some of Python's own errors, for example for escapes beyond Unicode.

@@ -218,6 +218,9 @@ class _Reader:
                     *prefix,
                     job,
                 )
+            if entries is None and self.has_counts and any(map(is_int, spec.values())):
+                # `{"worker": 2, "ps"}` is YAML, and the ps would be left out without a word.
+                raise self.error("the number of tasks is missing; write 0 for none", *prefix, job)
             if counted is not None:
                 continue
             addresses = dict(self._entries(entries, (*prefix, job)))
@@ -251,7 +254,10 @@ class _Reader:
         elif self.has_counts and is_int(entries):
             raise self.error(f"{shown(entries)} is not a number of tasks; expected a whole number from 0 to {MAX_TASKS}", *path)
         elif entries is not None:
-            raise self.error(f'{shown(entries)} is not a list; expected addresses, ["host:port", ...]', *path)
+            raise self.error(
+                f'{shown(entries)} is not a list; expected addresses, ["host:port", ...], or for all jobs numbers of tasks',
+                *path,
+            )
 
     def _is_view(self, spec: Mapping[Any, Any], jobs: dict[str, dict[int, str]], task: tuple[str, int] | None) -> bool:
         """Returns whether this is the view of one task of a TFJob with `enableDynamicWorker`, or a specification with holes.
