@@ -114,15 +114,24 @@ class Shuffled(keras.utils.PyDataset):
         np.random.shuffle(self.order)
 
 
-def test_data_that_are_shuffled_again_after_each_epoch_continue_in_their_order(process):
+class Augmented(Shuffled):
+    def __getitem__(self, index):
+        inputs, targets = super().__getitem__(index)
+        return inputs + np.random.rand(), targets
+
+
+@pytest.mark.parametrize("kind", [Shuffled, Augmented])
+def test_data_that_are_shuffled_again_after_each_epoch_continue_in_their_order_or_are_named(process, caplog, kind):
     def program(killed_at):
         net = compiled()
-        net.fit(Shuffled(), epochs=4, verbose=0, callbacks=[KillAt(killed_at)])
+        net.fit(kind(), epochs=4, verbose=0, callbacks=[KillAt(killed_at)])
         return weights_of(net)
 
     whole = process(program, 99)
     assert process(program, 2) is None
-    assert process(program, 99) == whole
+    end = process(program, 99)
+    assert (end == whole) != ("continues in another order than without a restart" in caplog.text)
+    assert (end == whole) == (kind is Shuffled)
 
 
 def of_best_weights(killed_at, set_dtype):
