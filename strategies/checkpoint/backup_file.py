@@ -191,10 +191,11 @@ class BackupFile:
         return self._is_written
 
     def progress(self) -> Progress | None:
-        """Returns the progress in the backup of this task's folder, quickly: `read` looks for damage. None without one."""
+        """Returns the progress in the whole generation of this task's folder that is the latest; None without one."""
         for path in (self.path, self.earlier):
             with contextlib.suppress(OSError, KeyError, ValueError):
-                return progress_in(path)
+                if _damage(path) is None:
+                    return progress_in(path)
         return None
 
     def read(self) -> Progress | None:

@@ -96,6 +96,23 @@ def test_the_factors_of_lora_continue_which_keras_files_lack(process):
     assert process(of_lora, 99) == whole
 
 
+def test_a_damaged_backup_does_not_decide_which_call_continues(process, tmp_path, caplog):
+    def program(killed_at):
+        net = compiled()
+        for at in (99, killed_at):
+            net.fit(X, Y, epochs=4, verbose=0, callbacks=[KillAt(at)])
+        return weights_of(net)
+
+    whole = process(program, 99)
+    assert process(program, 3) is None
+    latest = tmp_path / "backup" / "tfdist-model-1.weights.h5"
+    content = latest.read_bytes()
+    place = content.index(b'"data": "') + 9  # The digest of the arrays that `fit` got.
+    latest.write_bytes(content[:place] + b"?" + content[place + 1 :])
+    assert process(program, 99) == whole
+    assert "its checksum differs" in caplog.text and "fit 2 of net continues after 2 epochs" in caplog.text
+
+
 class Shuffled(keras.utils.PyDataset):
     """Shuffles after each epoch, as Keras' guides do it."""
 
