@@ -189,7 +189,7 @@ def _with_partition_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cl
     except ValueError as error:
         raise Source("flags", "--partition").error(str(error)) from None
     if not layouts:
-        raise Source("flags", "--partition_devices").error(
+        raise Source("flags", "--partition_tasks" if devices is None else "--partition_devices").error(
             "it goes with --partition, which names the variables that are sharded"
         )
     if devices is None and spanned > 1:

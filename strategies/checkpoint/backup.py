@@ -15,13 +15,16 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import data_position, generations, memory_file, save_order
+from tfdist.strategies.checkpoint import data_position, generations, memory_file, model_states, save_order, strategy_state
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief, is_local
 from tfdist.strategies.checkpoint.own_folder import OwnFolder
 from tfdist.strategies.private_api import file_patches
 
 PIECE_BYTES = 2**24
 """How much travels with one message. A task needs about five times this much memory."""
+
+OWN_VARIABLES = "tfdist_own_variables"
+"""The HDF5 group of a backup with `model_states.own_variables`."""
 
 _PROGRESS = "tfdist_training"
 """The HDF5 attribute of a backup's weights with its epoch and batch, as JSON."""
@@ -92,11 +95,12 @@ def _save(original: Callable[..., Any], callback: Any) -> None:
             original(callback)
             return
         progress = json.dumps({"epoch": callback._current_epoch, "batch": callback._last_batch_seen})
-        memory = memory_file.save_weights(callback.model)
+        memory, own = memory_file.save_weights(callback.model), model_states.own_variables(callback.model)
         if not is_chief():
             return
         with h5py.File(memory, "a") as file:
             file.attrs[_PROGRESS] = progress
+            strategy_state.put_all(file, OWN_VARIABLES, own)
         with atomic_path(callback._weights_path, make_folder=True) as partial:
             memory_file.copy_to(memory, partial)
             generations.seal(partial)
@@ -117,6 +121,8 @@ def _load(original: Callable[..., Any], callback: Any) -> None:
         with h5py.File(callback._weights_path) as file:
             if _PROGRESS in file.attrs:
                 callback.model._initial_epoch = json.loads(file.attrs[_PROGRESS])["epoch"]
+            if OWN_VARIABLES in file:
+                model_states.set_own_variables(callback.model, strategy_state.values_of(file[OWN_VARIABLES]))
     # Keras counts from 0 in a new process. A backup in the first epoch after a restart would begin the training anew.
     callback._current_epoch = callback.model._initial_epoch or 0
     position = data_position.current()

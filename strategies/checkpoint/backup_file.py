@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdist.errors import ClusterError
 from tfdist.strategies.checkpoint import folder_lock, generations, memory_file, model_states, strategy_state
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief
-from tfdist.strategies.checkpoint.backup import Broadcast
+from tfdist.strategies.checkpoint.backup import OWN_VARIABLES, Broadcast
 from tfdist.strategies.checkpoint.fit_start import FitStart
 from tfdist.strategies.checkpoint.memory_file import MemoryFile
 from tfdist.strategies.checkpoint.own_folder import OwnFolder
@@ -28,8 +28,7 @@ _PROGRESS = "tfdist_progress"
 _CALLBACKS = "tfdist_callbacks"
 _METRICS = "tfdist_metrics"
 _SEEDS = "tfdist_seeds"
-_OWN = "tfdist_own_variables"
-"""The HDF5 dataset with a `Progress` as JSON, and the groups with `Arrays`."""
+"""The HDF5 dataset with a `Progress` as JSON, and the groups with `Arrays`, beside `OWN_VARIABLES`."""
 
 KEEP = 5
 """How many finished calls of `fit` before the latest call keep their weights, as many as TensorFlow keeps checkpoints."""
@@ -143,11 +142,11 @@ class BackupFile:
             return
         with h5py.File(memory, "a") as file:
             file[_PROGRESS] = json.dumps(vars(progress), default=vars)
-            _put(file, _METRICS, arrays.metrics)
-            _put(file, _SEEDS, arrays.seeds)
-            _put(file, _OWN, arrays.own)
+            strategy_state.put_all(file, _METRICS, arrays.metrics)
+            strategy_state.put_all(file, _SEEDS, arrays.seeds)
+            strategy_state.put_all(file, OWN_VARIABLES, arrays.own)
             for name, values in arrays.callbacks.items():
-                _put(file, f"{_CALLBACKS}/{name}", values)
+                strategy_state.put_all(file, f"{_CALLBACKS}/{name}", values)
         self.wait()
         self._is_written = False
         self._writer = threading.Thread(target=self._write, args=(memory, state, progress), name="tfdist-backup")
@@ -192,10 +191,11 @@ class BackupFile:
         return self._is_written
 
     def progress(self) -> Progress | None:
-        """Returns the progress in the backup of this task's folder, quickly: `read` looks for damage. None without one."""
+        """Returns the progress in the whole generation of this task's folder that is the latest; None without one."""
         for path in (self.path, self.earlier):
             with contextlib.suppress(OSError, KeyError, ValueError):
-                return progress_in(path)
+                if _damage(path) is None:
+                    return progress_in(path)
         return None
 
     def read(self) -> Progress | None:
@@ -261,8 +261,8 @@ class BackupFile:
                 "this one to train from the beginning"
             ) from error
         with h5py.File(path) as file:
-            callbacks = {name: _get(group) for name, group in file.get(_CALLBACKS, {}).items()}
-            metrics, seeds, own = (_get(file.get(name, {})) for name in (_METRICS, _SEEDS, _OWN))
+            callbacks = {name: strategy_state.values_of(group) for name, group in file.get(_CALLBACKS, {}).items()}
+            metrics, seeds, own = (strategy_state.values_of(file.get(name, {})) for name in (_METRICS, _SEEDS, OWN_VARIABLES))
             return Arrays(metrics, seeds, own, callbacks)
 
     def forget(self) -> None:
@@ -315,12 +315,3 @@ def _damage(path: str) -> str | None:
         return reason
     with h5py.File(path) as file:
         return None if _PROGRESS in file else "is no backup of tfdist"
-
-
-def _put(file: Any, name: str, values: list[Any]) -> None:
-    for number, value in enumerate(values):
-        strategy_state.put(file, f"{name}/{number}", value)
-
-
-def _get(group: Any) -> list[Any]:
-    return [strategy_state.value_of(group[str(number)]) for number in range(len(group))]

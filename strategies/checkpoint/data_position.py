@@ -220,6 +220,8 @@ def _enumerate(original: Callable[..., Any], iterator: Any) -> Iterator[Any]:
     if state is not None:
         set_random_state(position.state_before)
     position.repeat_epochs(resumption.epochs, functools.partial(_repeat_epoch, iterator))
+    if state is not None and type(iterator.data_adapter).__name__ == "PyDatasetAdapter":
+        _warn_of_draws(position.state_before, state, resumption.batches > 0)
     if resumption.epochs and iterator._num_batches is None:
         iterator._num_batches = resumption.batches_per_epoch
     if state is not None:
@@ -326,4 +328,21 @@ def _warn_of_order(iterator: Any) -> None:
         _log.warning(
             "the training continues in the middle of an epoch, and the program sets no seed: unless the data have a fixed "
             "order, examples of this epoch may count twice, and others not at all; call keras.utils.set_random_seed"
+        )
+
+
+def _warn_of_draws(before: Any, expected: Any, in_epoch: bool) -> None:
+    """Warns if what a `PyDataset` has drawn again in the epochs that are done is not all that was drawn in them.
+
+    Args:
+        before: what `random_state` returned before it drew again.
+        expected: what it returned after these epochs in the earlier process.
+        in_epoch: whether the training continues in the middle of an epoch.
+    """
+    # Each generator of random numbers for itself: Keras draws seeds from that of Python.
+    if any(now not in states for now, *states in zip(random_state(), before, expected, strict=False)):
+        _log.warning(
+            "the PyDataset draws random numbers between epochs, and its __getitem__, a callback or else drew some, too, before "
+            "the restart: it continues in another order than without a restart%s",
+            ", so that examples of this epoch may count twice, and others not at all" if in_epoch else "",
         )

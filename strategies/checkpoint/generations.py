@@ -9,12 +9,16 @@ import hashlib
 import logging
 import os
 import shutil
+from typing import Any
 
 import h5py
 
 _MARK = b"tfdist sha256 "
 _SEAL_BYTES = len(_MARK) + 64
 _PIECE_BYTES = 2**20
+
+_whole: set[tuple[Any, ...]] = set()
+"""Path, inode, size and time of files that were found whole: a start asks several times, and they may be large."""
 
 _log = logging.getLogger("tfdist")
 
@@ -31,13 +35,17 @@ def damage(path: str) -> str | None:
     A file without a checksum, as Keras writes it without tfdist, is whole if HDF5 can open it.
     """
     try:
-        size = os.path.getsize(path) - _SEAL_BYTES
+        found = os.stat(path)
+        key, size = (path, found.st_ino, found.st_size, found.st_mtime_ns), found.st_size - _SEAL_BYTES
+        if key in _whole:
+            return None
         with open(path, "rb") as file:
             file.seek(max(size, 0))
             end = file.read()
         if end.startswith(_MARK) and _checksum(path, size).encode() != end[len(_MARK) :]:
             return "was changed after it was written: its checksum differs"
         with h5py.File(path):
+            _whole.add(key)
             return None
     except OSError as error:
         return f"cannot be read ({error})"

@@ -77,6 +77,12 @@ def put(file: Any, name: str, value: Any) -> None:
         dataset.attrs["dtype"] = value.dtype.name
 
 
+def put_all(file: Any, name: str, values: list[Any]) -> None:
+    """Adds arrays to an open HDF5 file, in a group."""
+    for number, value in enumerate(values):
+        put(file, f"{name}/{number}", value)
+
+
 def install() -> None:
     """Makes Keras and TensorFlow save and load the state. Calling it again does nothing."""
     file_patches.SAVE_STATE.patch(_save_state)
@@ -177,6 +183,11 @@ def value_of(dataset: Any) -> Any:
     if dataset.dtype == "V2":  # A bfloat16 of a file that was saved before such values had the attribute.
         return np.asarray(value).view(tf.bfloat16.as_numpy_dtype)
     return value
+
+
+def values_of(group: Any) -> list[Any]:
+    """Returns the arrays that `put_all` got, from its group; none from an empty dict."""
+    return [value_of(group[str(number)]) for number in range(len(group))]
 
 
 def _checkpoint_tensors(original: Callable[..., Any], saver: Any, object_graph_tensor: Any = None) -> Any:

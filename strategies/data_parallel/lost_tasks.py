@@ -71,9 +71,6 @@ class Reach(enum.Enum):
 class TaskLostError(tf.errors.UnavailableError):
     """The tasks that train together have lost one. The message names it."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(None, None, message)
-
 
 class LostTasks:
     """What one task knows of the others when a collective has failed.
@@ -177,7 +174,7 @@ class LostTasks:
 
 
 def _error(sentence: str) -> TaskLostError:
-    return TaskLostError(f"{sentence}; the training cannot go on: start the program again on every task")
+    return TaskLostError(None, None, f"{sentence}; the training cannot go on: start the program again on every task")
 
 
 class _Watched:

@@ -106,7 +106,7 @@ class SameCalls:
             TaskLostError: instead of TensorFlow's error, if a task is lost (lost_tasks.py).
         """
         self._agreements += 1
-        with self._explained():
+        with self.explained():
             self._agree(f"calls/{self._agreements}", facts)
 
     def _agree(self, place: str, facts: dict[str, Any]) -> None:
@@ -134,7 +134,7 @@ class SameCalls:
 
     def _wait(self, key: str, name: str, facts: dict[str, Any], deadline: float) -> str:
         """Returns a value for which `name` has to come to this agreement."""
-        is_warned, loss = False, self._lost.watch(name)
+        is_warned, loss = False, self.watch(name)
         while (value := self._board.take(key, POLL_SECONDS)) is None:
             has_ended = self.has_ended(name)
             execution = self._board.take(f"executing/{name}", MOMENT_SECONDS)
@@ -147,7 +147,6 @@ class SameCalls:
                     f"{self.me} begins to read data for {facts['call']} while {name} is in a step and waits for it; {ADVICE}"
                 )
             if (error := loss()) is not None:
-                self._is_lost = True
                 raise error
             if not is_warned and self._clock() >= deadline:
                 is_warned = True
@@ -165,7 +164,7 @@ class SameCalls:
         """
         place = f"counts/{self._executions}"
         if self._counted[0] != place:
-            with self._explained():
+            with self.explained():
                 self._counted = place, self._count(place, holds)
         return self._counted[1]
 
@@ -179,16 +178,15 @@ class SameCalls:
 
     def _answer(self, key: str, name: str) -> str | None:
         """Waits for a value for which `name` has to come to the same place; None if it has gone on."""
-        loss = self._lost.watch(name)
+        loss = self.watch(name)
         while (value := self._board.take(key, POLL_SECONDS)) is None and not self.ahead(name):
             if (error := loss()) is not None:
-                self._is_lost = True
                 raise error
         return self._board.take(key, MOMENT_SECONDS) if value is None else value
 
-    def watch_chief(self) -> Callable[[], Exception | None]:
-        """Begins to watch the first task while this one waits for it, and the program there may end; see `LostTasks.watch`."""
-        loss = self._lost.watch(self.names[0], may_end=True)
+    def watch(self, name: str, may_end: bool = False) -> Callable[[], Exception | None]:
+        """Begins to watch a task while this one waits for it; see `LostTasks.watch`."""
+        loss = self._lost.watch(name, may_end)
 
         def look() -> Exception | None:
             error = loss()
@@ -196,6 +194,10 @@ class SameCalls:
             return error
 
         return look
+
+    def watch_chief(self) -> Callable[[], Exception | None]:
+        """Begins to watch the first task, whose program may end while this one waits for it."""
+        return self.watch(self.names[0], may_end=True)
 
     def has_ended(self, name: str, seconds: float = MOMENT_SECONDS) -> bool:
         """Returns whether the program of a task has ended. Waits for that for some seconds."""
@@ -231,14 +233,14 @@ class SameCalls:
         self._executions += 1
         self._execution = self._executions, self._clock()
         try:
-            with self._explained():
+            with self.explained():
                 yield
         finally:
             self._execution = None
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Raises an error that says more than that of TensorFlow, if there is one."""
+    def explained(self) -> Iterator[None]:
+        """Surrounds a wait for other tasks: raises an error that says more than that of TensorFlow, if there is one."""
         try:
             yield
         except (tf.errors.OpError, DifferentCallsError) as error:

@@ -50,7 +50,12 @@ class SameReads:
 
         Raises:
             DifferentCallsError: if another task does something else, with what it does.
+            TaskLostError: if a task is lost.
         """
+        with self._calls.explained():
+            self._meet(variable, seconds)
+
+    def _meet(self, variable: str, seconds: float) -> None:
         self._reads += 1
         place = f"reads/{self._reads}"
         self._board.put(f"{place}/{self._me}", variable)
@@ -80,13 +85,15 @@ class SameReads:
                     pass
 
     def _wait(self, key: str, name: str, variable: str, seconds: float) -> str:
-        deadline = self._clock() + seconds
+        deadline, loss = self._clock() + seconds, self._calls.watch(name)
         while (found := self._board.take(key, POLL_SECONDS)) is None:
             doing = self._calls.ahead(name)
             if not doing and self._clock() >= deadline:
                 doing = f"does not make this call within {seconds:.0f} s"
             if doing and (found := self._board.take(key, POLL_SECONDS)) is not None:
                 break  # It came first; this process may have been stopped for any time in between.
+            if not doing and (error := loss()) is not None:
+                raise error
             if doing:
                 raise DifferentCallsError(
                     f"{self._me} reads {variable}, which is sharded over tasks, and {name} {doing}; {ADVICE}"

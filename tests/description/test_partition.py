@@ -126,6 +126,7 @@ def test_a_chief_that_only_coordinates_keeps_its_slot(described):
         (["--tier=BASIC", "--partition", ""], "'' has no axis"),
         (["--tier=BASIC", "--partition", "k=rows", "--partition_devices=1"], "--partition_devices: '1' is not right"),
         (["--tier=BASIC", "--partition_devices=2"], "--partition_devices: it goes with --partition"),
+        (["--cluster", '{"worker": 2}', "--partition_tasks=2"], "--partition_tasks: it goes with --partition"),
         (["--partition", "k=rows"], "--partition: no cluster is described"),
         (
             ["--tier=BASIC", "--partition", "k=rows"],

@@ -37,7 +37,7 @@ def same_calls_of(
     explain=lambda error: None,
     look_around=lambda: False,
     has_left=lambda name: False,
-    watch=lambda name: lambda: None,
+    watch=lambda name, may_end: lambda: None,
 ):
     """The calls of a task whose look at the others finds this; by default that all are there."""
     lost = SimpleNamespace(explain=explain, look_around=look_around, has_left=has_left, watch=watch)

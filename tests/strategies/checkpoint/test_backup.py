@@ -136,6 +136,26 @@ def test_a_restored_fit_sees_the_data_in_the_order_of_its_epochs_and_the_next_fi
     assert model.fit(numbers, numbers, epochs=2, verbose=0).epoch == [0, 1]
 
 
+def test_the_factors_of_lora_continue_which_keras_files_lack(tmp_path):
+    data_position.install()
+    backup.install()
+    numbers = np.arange(32, dtype="float32").reshape(16, 2) / 32
+
+    def train(epochs, folder):
+        keras.utils.set_random_seed(3)
+        layer = keras.layers.Dense(2)
+        model = keras.Sequential([keras.Input((2,)), layer])
+        layer.enable_lora(1)
+        model.compile("sgd", "mse", run_eagerly=True)
+        callback = keras.callbacks.BackupAndRestore(tmp_path / folder, delete_checkpoint=False)
+        model.fit(numbers, 2 * numbers, shuffle=False, epochs=epochs, verbose=0, callbacks=[callback])
+        return [variable.numpy().tolist() for variable in model.weights]
+
+    whole = train(4, "whole")
+    assert train(2, "parts") != whole
+    assert train(4, "parts") == whole
+
+
 class Interrupted(Exception):
     pass
 

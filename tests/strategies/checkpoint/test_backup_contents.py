@@ -96,6 +96,23 @@ def test_the_factors_of_lora_continue_which_keras_files_lack(process):
     assert process(of_lora, 99) == whole
 
 
+def test_a_damaged_backup_does_not_decide_which_call_continues(process, tmp_path, caplog):
+    def program(killed_at):
+        net = compiled()
+        for at in (99, killed_at):
+            net.fit(X, Y, epochs=4, verbose=0, callbacks=[KillAt(at)])
+        return weights_of(net)
+
+    whole = process(program, 99)
+    assert process(program, 3) is None
+    latest = tmp_path / "backup" / "tfdist-model-1.weights.h5"
+    content = latest.read_bytes()
+    place = content.index(b'"data": "') + 9  # The digest of the arrays that `fit` got.
+    latest.write_bytes(content[:place] + b"?" + content[place + 1 :])
+    assert process(program, 99) == whole
+    assert "its checksum differs" in caplog.text and "fit 2 of net continues after 2 epochs" in caplog.text
+
+
 class Shuffled(keras.utils.PyDataset):
     """Shuffles after each epoch, as Keras' guides do it."""
 
@@ -114,15 +131,24 @@ class Shuffled(keras.utils.PyDataset):
         np.random.shuffle(self.order)
 
 
-def test_data_that_are_shuffled_again_after_each_epoch_continue_in_their_order(process):
+class Augmented(Shuffled):
+    def __getitem__(self, index):
+        inputs, targets = super().__getitem__(index)
+        return inputs + np.random.rand(), targets
+
+
+@pytest.mark.parametrize("kind", [Shuffled, Augmented])
+def test_data_that_are_shuffled_again_after_each_epoch_continue_in_their_order_or_are_named(process, caplog, kind):
     def program(killed_at):
         net = compiled()
-        net.fit(Shuffled(), epochs=4, verbose=0, callbacks=[KillAt(killed_at)])
+        net.fit(kind(), epochs=4, verbose=0, callbacks=[KillAt(killed_at)])
         return weights_of(net)
 
     whole = process(program, 99)
     assert process(program, 2) is None
-    assert process(program, 99) == whole
+    end = process(program, 99)
+    assert (end == whole) != ("continues in another order than without a restart" in caplog.text)
+    assert (end == whole) == (kind is Shuffled)
 
 
 def of_best_weights(killed_at, set_dtype):

@@ -333,7 +333,7 @@ def test_a_callback_that_restores_on_one_task_only_is_named():
 def test_a_task_that_is_lost_before_its_call_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(same_calls, "POLL_SECONDS", 0.01)
     board, looks = LocalBoard(), iter([None, None, tf.errors.UnavailableError(None, None, "no answer from worker:1")])
-    calls = same_calls_of("worker:0", NAMES[:2], board, explain=pytest.fail, watch=lambda name: lambda: next(looks))
+    calls = same_calls_of("worker:0", NAMES[:2], board, explain=pytest.fail, watch=lambda name, may_end: lambda: next(looks))
     with pytest.raises(tf.errors.UnavailableError, match="no answer from worker:1"):
         calls.agree(FIT)
     calls.end()

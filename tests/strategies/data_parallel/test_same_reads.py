@@ -2,11 +2,14 @@
 
 import threading
 
+import keras
 import pytest
+import tensorflow as tf
 from local_board import LocalBoard, same_calls_of
 
 from tfdist.strategies.data_parallel import same_calls, same_reads
 from tfdist.strategies.data_parallel.board import DifferentCallsError
+from tfdist.strategies.data_parallel.lost_tasks import TaskLostError
 from tfdist.strategies.data_parallel.same_reads import SameReads
 
 NAMES = ["worker:0", "worker:1"]
@@ -98,6 +101,27 @@ def test_without_a_sign_of_the_others_a_read_ends(monkeypatch):
     reads = SameReads(same_calls_of("worker:0", NAMES, LocalBoard()), NAMES, LocalBoard())
     with pytest.raises(DifferentCallsError, match="and worker:1 does not make this call within 0 s; all tasks"):
         reads.meet("kernel", 0)
+
+
+def test_a_task_that_is_lost_is_named_instead_of_a_call_that_the_program_should_make():
+    lost = TaskLostError(None, None, "lost worker:1")
+    calls = same_calls_of("worker:0", NAMES, LocalBoard(), watch=lambda name, may_end: lambda: lost)
+    with pytest.raises(TaskLostError, match="lost worker:1"):
+        SameReads(calls, NAMES, LocalBoard()).meet("kernel", 20)
+
+    class Gone(LocalBoard):  # The first task, which keeps what is told.
+        def take(self, name, seconds):
+            raise DifferentCallsError("the first task has ended") from tf.errors.UnavailableError(None, None, "no answer")
+
+    calls = same_calls_of("worker:1", NAMES, Gone(), explain=lambda error: TaskLostError(None, None, f"lost: {error.message}"))
+    reads = SameReads(calls, NAMES, Gone())
+
+    class Layer(keras.layers.Layer):  # Keras makes the error anew, with its arguments in the text.
+        def call(self, inputs):
+            reads.meet("kernel", 20)
+
+    with pytest.raises(TaskLostError, match="lost: no answer"):
+        Layer()(tf.zeros([2, 3]))
 
 
 def test_the_first_task_outlasts_the_readers_of_other_replicas():

@@ -99,8 +99,8 @@ def test_it_runs_between_the_callbacks_of_the_user_and_those_that_save():
 
 
 def test_the_loss_of_a_task_is_named_instead_of_the_count():
-    lost = TaskLostError("worker:1 is gone")
-    calls = same_calls_of("worker:0", NAMES[:2], LocalBoard(), watch=lambda name: lambda: lost)
+    lost = TaskLostError(None, None, "worker:1 is gone")
+    calls = same_calls_of("worker:0", NAMES[:2], LocalBoard(), watch=lambda name, may_end: lambda: lost)
     with pytest.raises(TaskLostError, match="worker:1 is gone"):
         calls.count(True)
 
@@ -111,6 +111,9 @@ def test_the_loss_of_the_first_task_is_named_instead_of_what_tasks_tell_each_oth
         def take(self, name, seconds):
             raise DifferentCallsError("the first task has ended") from tf.errors.UnavailableError(None, None, "no answer")
 
-    calls = same_calls_of("worker:1", NAMES[:2], Gone(), explain=lambda error: TaskLostError(f"lost worker:0: {error.message}"))
+    def explain(error):
+        return TaskLostError(None, None, f"lost worker:0: {error.message}")
+
+    calls = same_calls_of("worker:1", NAMES[:2], Gone(), explain=explain)
     with pytest.raises(TaskLostError, match="lost worker:0: no answer"):
         call(calls)
