@@ -130,8 +130,10 @@ def _parse(argv: list[str]) -> tuple[Program, str | None]:
         raise UsageError(f"--flagfile: {str(error).partition(': ')[2]}") from error
     except flags.UnrecognizedFlagError as error:
         # absl asks: "Did you mean: worker_count ?"
+        found, asks, meant = str(error).removesuffix(" ?").partition(" Did you mean: ")
+        question = f" Did you mean --{meant}?" if asks else ""
         raise UsageError(
-            f"{str(error).removesuffix(' ?')}; arguments of your program go after it: train.py --{error.flagname}"
+            f"{found.rstrip('.')}.{question} An argument of your program goes after it: train.py --{error.flagname}"
         ) from error
     except UnicodeDecodeError as error:
         raise UsageError("--flagfile: this file is not text in UTF-8") from error

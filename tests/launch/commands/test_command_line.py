@@ -188,7 +188,8 @@ def test_dry_run_help_and_errors_do_not_import_tensorflow(arguments, tmp_path):
     ("arguments", "message"),
     [
         ([], "no cluster is described"),
-        (["--teir", "BASIC"], "Did you mean: tier; arguments of your program go after it: train.py --teir"),
+        (["--teir", "BASIC"], "Did you mean --tier? An argument of your program goes after it: train.py --teir"),
+        (["--epochs", "3"], "flag 'epochs'. An argument of your program goes after it: train.py --epochs"),
         (["--tier", "STANDRD_1"], "did you mean STANDARD_1?"),
         (["--tier", "STANDARD_1", "--worker_count", "3"], "STANDARD_1"),
         (["--tier", "CUSTOM"], "masterType"),
