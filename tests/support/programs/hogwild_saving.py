@@ -198,14 +198,15 @@ def bfloat16():
 
 def float8():
     """Returns by how much `predict` of a trained layer of float8 and of the loaded one differ: the other order of its weights."""
-    layer = keras.layers.Dense(4)
-    layer.build((None, 5))
-    layer.quantize("float8")
-    model = keras.Sequential([layer])
-    model.compile("sgd", "mse")
-    model.fit(X, np.repeat(Y, 4, axis=1), epochs=2, verbose=0)
-    model.save("float8.keras")
-    loaded = keras.saving.load_model("float8.keras")
+    with strategy.scope():
+        layer = keras.layers.Dense(4)
+        layer.build((None, 5))
+        layer.quantize("float8")
+        model = keras.Sequential([layer])
+        model.compile("sgd", "mse")
+        model.fit(X, np.repeat(Y, 4, axis=1), epochs=2, verbose=0)
+        model.save("float8.keras")
+        loaded = keras.saving.load_model("float8.keras")
     assert [v.path for v in loaded.variables] != [v.path for v in model.variables]
     return float(abs(loaded.predict(X, verbose=0) - model.predict(X, verbose=0)).max())
 
