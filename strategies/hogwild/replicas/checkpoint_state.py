@@ -246,8 +246,8 @@ def _parts(model: Any) -> dict[str, dict[str, LocalVariable]]:
 def _numbers_in(saved: Any, labels: list[str]) -> list[int] | None:
     """Returns the position in a file of each variable with these labels.
 
-    Variables with the same paths are the same, in whatever order: that of a quantized layer is another one in a model that is
-    loaded. Else the model has other names, and the order counts; then dtypes and shapes must be equal.
+    Variables match by path: a loaded model may list its variables in another order, as one with a quantized layer does. If the
+    paths differ, variables match by position, provided that all dtypes and shapes are equal.
 
     Args:
         saved: the labels of the file, bytes, [variables]. Older files have none, or a number.

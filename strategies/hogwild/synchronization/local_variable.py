@@ -88,7 +88,7 @@ class _HandleAtCall:
         self._writes: bool | None = None  # Unknown before the first call: until then the graph grows.
 
     def captured_by(self, graph: Any) -> "_HandleAtCall":
-        """Returns the same for a function that calls this one."""
+        """Returns the closure for the graph of a function that calls this one."""
         return _HandleAtCall(self._variable, graph)
 
     def __call__(self) -> Any:
@@ -172,8 +172,8 @@ class LocalVariable(VariableBase):
     def _handle_at_call_time(self) -> Any:
         """Returns the chief's variable in a function that the chief runs, with its value at the time of the call.
 
-        Each function captures it itself and gets it from the one that calls it: TensorFlow keeps the trace of a function for
-        other callers.
+        Each function has a capture of its own, which its caller fills: TensorFlow keeps the trace of a function for other
+        callers.
         """
         graph, in_files = tf.compat.v1.get_default_graph(), self._on_chief.handle
         closure = _HandleAtCall(weakref.ref(self), graph)
