@@ -129,12 +129,8 @@ def _parse(argv: list[str]) -> tuple[Program, str | None]:
     except flags.CantOpenFlagFileError as error:
         raise UsageError(f"--flagfile: {str(error).partition(': ')[2]}") from error
     except flags.UnrecognizedFlagError as error:
-        # absl asks: "Did you mean: worker_count ?"
-        found, asks, meant = str(error).removesuffix(" ?").partition(" Did you mean: ")
-        question = f" Did you mean --{meant}?" if asks else ""
-        raise UsageError(
-            f"{found.rstrip('.')}.{question} An argument of your program goes after it: train.py --{error.flagname}"
-        ) from error
+        found = str(error) if "?" in str(error) else f"{error}."
+        raise UsageError(f"{found} An argument of your program goes after it: train.py --{error.flagname}") from error
     except UnicodeDecodeError as error:
         raise UsageError("--flagfile: this file is not text in UTF-8") from error
     except ValueError as error:  # absl raises it for `--nodry_run=3`.

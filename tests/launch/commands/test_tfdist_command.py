@@ -58,7 +58,7 @@ def test_help_and_status_do_not_import_tensorflow(words, tmp_path):
         ),
         (["train.py"], "train.py: the command is missing; did you mean tfdist run train.py?"),
         (["--tier"], "--tier: the command is missing; did you mean tfdist run --tier?"),
-        (["run", "--teir", "BASIC"], "Did you mean: tier"),
+        (["run", "--teir", "BASIC"], "Did you mean --tier?"),
         (
             ["run", "--backend", "loca", "-n", "1"],
             "'loca' is not a back end; there are local, ssh, slurm, srun, ray, kubernetes; did you mean local?",
@@ -86,7 +86,7 @@ def test_help_and_status_do_not_import_tensorflow(words, tmp_path):
         (["status", "--svg", "x.svg"], "expected one HANDLE"),
         (["status", "--json", "--mermaid", "local://1"], "--json and --mermaid are different forms"),
         (["run", "-n", "1", "--env", "=x", "here.py"], "--env: expected NAME=... or NAME"),
-        (["status", "--josn"], "Did you mean: json"),
+        (["status", "--josn"], "Did you mean --json?"),
         (["status", "x"], "'x' is not a handle; expected BACKEND://ID"),
         (["status", "."], "is a folder, not a handle; only jobs in the background"),
         (["logs"], "expected HANDLE or HANDLE TASK"),
