@@ -108,9 +108,11 @@ class InnerSteps(GroupProgram):
         for block in (self._blocks.synchronized[number] for number in chosen):
             own = control if block.rates != AVERAGE else control.with_rates(*AVERAGE)
             synchronizations.append(self._replicas.functions.push_pull(block, servers, own))
+        made = [synchronization.rounds_made for synchronization in synchronizations if synchronization.rounds_made is not None]
+        fewest = tf.reduce_min(tf.concat(made, axis=0)) if made else None
         for number, synchronization in zip(chosen, synchronizations, strict=True):
             with self._blocks.synchronized[number].place():
-                synchronization.push()
+                synchronization.push(fewest=fewest)
         return synchronizations
 
     def _periods(

@@ -55,6 +55,7 @@ class ParameterBlock:
         baseline: on the leader of each group, the baseline of the group, [size] (see `outer_optimizers`).
         pulled: on each leader, the global parameters as last pulled, [size]. Differs from `baseline` with compression only.
         last_rounds: on each leader, for each shard the number of complete rounds in the last reply, int64 [number of shards].
+        first_round: on each leader, the least of them when the group pulled anew, int64 scalar.
         replies: on each leader, replies that the group has not pulled yet: what they add to the local replica, [size].
         generation: increases when groups have to pull the values of the shards.
         of_values: the last generation that began with `values`. Groups that have not pulled it know less than the chief.
@@ -98,6 +99,7 @@ class ParameterBlock:
         self.baseline = NamedVariable("baseline", self.dtype, [self.size], "")
         self.pulled = NamedVariable("pulled", self.dtype, [self.size], "")
         self.last_rounds = NamedVariable("last_rounds", tf.int64, [len(self.sizes)], "")
+        self.first_round = NamedVariable("first_round", tf.int64, [], "")
         self.replies = ReplyQueue(self.dtype, self.size)
         self.retried: Callable[[Callable[[], Any]], Any] = lambda action: action()
         self.generation = self.of_values = 0
@@ -206,7 +208,7 @@ class ParameterBlock:
         for shard in itertools.chain(*self.shards):
             acknowledged = [] if shard.acknowledged is None else [shard.acknowledged]
             by_device.setdefault(shard.device, []).extend([shard.parameters, *shard.state.values(), *acknowledged])
-        own = [self.baseline, self.pulled, self.last_rounds, self.replies]
+        own = [self.baseline, self.pulled, self.last_rounds, self.first_round, self.replies]
         for leader in leaders:
             place = self.variables[0].place(leader)
             by_device.setdefault(place, []).extend([*own, *(variable.replica for variable in self.variables)])

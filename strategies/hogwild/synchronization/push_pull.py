@@ -6,17 +6,19 @@ number of inner steps later, the delay, the group waits for the reply and adds i
 trained in the meantime stays in the replica and is part of the next push, so no update is lost.
 """
 
+import functools
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.hogwild.synchronization import topologies
+from tfdist.strategies.hogwild.synchronization import rounds, topologies
 from tfdist.strategies.hogwild.synchronization.compression import COMPRESSORS, Compressor, Message
 from tfdist.strategies.hogwild.synchronization.control import Control
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind
+from tfdist.strategies.hogwild.synchronization.outer_optimizers import ARRAYS
 from tfdist.strategies.hogwild.synchronization.shard_functions import ShardFunctions
 from tfdist.strategies.hogwild.synchronization.waiting import now
 
@@ -63,22 +65,35 @@ class PushPull:
         self._topology = topology
         self.replies: list[Any] = []
 
-    def push(self, waits: bool = True) -> None:
+    @functools.cached_property
+    def rounds_made(self) -> Any:
+        """For each shard the rounds since the group pulled anew, int64 [shards]; None without rounds."""
+        if not self._optimizer.in_rounds:
+            return None
+        return self._last_rounds - self._block.first_round.read(self._block.leader)
+
+    @functools.cached_property
+    def _last_rounds(self) -> Any:
+        return self._block.last_rounds.read(self._block.leader)
+
+    def push(self, waits: bool = True, fewest: Any = None) -> None:
         """Sends the group's progress and requests the global parameters.
 
         Args:
             waits: whether the ps reply at the end of the round, if the outer optimizer works in rounds.
+            fewest: the least of the `rounds_made` of all blocks that are pushed together, int64 scalar; None for this block's.
         """
         block, optimizer = self._block, self._optimizer
         self._waits = waits and optimizer.in_rounds
         self._replica = block.read_replica()
         self._baseline = None if optimizer.pushes_parameters else block.baseline.read(block.leader)
-        self._last_rounds: list[Any] = [None] * len(block.sizes)
-        self._rounds_before = tf.zeros([len(block.sizes)], tf.float64)
+        self._known_rounds = tf.zeros([len(block.sizes)], tf.float64)
         if optimizer.in_rounds:
-            last_rounds = block.last_rounds.read(block.leader)
-            self._last_rounds = tf.unstack(last_rounds, len(block.sizes))
-            self._rounds_before = tf.cast(last_rounds, tf.float64)
+            known = self._last_rounds
+            if self._waits:
+                made = self.rounds_made
+                known = rounds.known(known, made - (tf.reduce_min(made) if fewest is None else fewest), ARRAYS)
+            self._known_rounds = tf.cast(known, tf.float64)
         what = self._replica if optimizer.pushes_parameters else self._replica - self._baseline
         self._pushed: list[Any] = []  # As the ps decode it.
         self._rounds: list[Any] = []
@@ -101,7 +116,7 @@ class PushPull:
             received = tf.nest.map_structure(tf.identity, sent)
             arrived.append(received[0])
         is_global = self._topology == "global"
-        numbers = tf.concat([self._numbers, self._rounds_before[number : number + 1]], axis=0)
+        numbers = tf.concat([self._numbers, self._known_rounds[number : number + 1]], axis=0)
         reply, round_ = self._functions.push(shard, received, numbers, compressor, self._waits, replies=is_global)
         if not is_global:
             parameters = [shards[number].parameters for shards in self._block.shards]
@@ -120,10 +135,10 @@ class PushPull:
         shards, compressor = self._block.shards[self._server_group], self._compressor
         ended: dict[str, Any] = {}
         if self._waits and len(self._arrived) > 1:
-            rounds = tf.reduce_sum(tf.stack([round_[0] for round_ in self._rounds]))
+            complete = tf.reduce_sum(tf.stack([round_[0] for round_ in self._rounds]))
             for device in self._arrived:
                 with tf.device(device):
-                    ended[device] = tf.identity(rounds)
+                    ended[device] = tf.identity(complete)
         decoded = []
         for shard, reply in zip(shards, replies, strict=True):
             if shard.device in ended:
@@ -172,7 +187,8 @@ class PushPull:
             parameters = [before + news for before, news in zip(pulled, self.replies, strict=True)]
             block.pulled.assign(tf.concat(parameters, axis=0), leader)
             rounding_error = self._replica - self._baseline - tf.concat(self._pushed, axis=0)
-        each = zip(parameters, block.split(self._baseline), self._pushed, self._rounds, self._last_rounds, strict=True)
+        last_rounds = tf.unstack(self._last_rounds, len(block.sizes)) if optimizer.in_rounds else [None] * len(block.sizes)
+        each = zip(parameters, block.split(self._baseline), self._pushed, self._rounds, last_rounds, strict=True)
         baseline = tf.concat([self._functions.baseline(*values) for values in each], axis=0)
         block.baseline.assign(baseline, leader)
         if optimizer.in_rounds:
@@ -191,11 +207,11 @@ def pull_anew(block: ParameterBlock, server_group: int, group: Any, groups: int)
         group: number of the worker group, int32 scalar.
         groups: number of worker groups.
     """
-    rounds = []
+    complete = []
     if block.kind is Kind.SYNCHRONIZED and block.optimizer.in_rounds:
         # Read first: if a round ends in between, the group's first push to it is late, which is exact.
-        rounds = [tf.identity(shard.state["round"].read()) for shard in block.shards[server_group]]
-    with tf.control_dependencies(rounds):
+        complete = [tf.identity(shard.state["round"].read()) for shard in block.shards[server_group]]
+    with tf.control_dependencies(complete):
         vector = _pull_shards(block, server_group, group)
     if block.kind is Kind.COUNTER:
         vector //= tf.cast(groups, vector.dtype)  # Each group makes an equal part of the updates.
@@ -207,7 +223,8 @@ def pull_anew(block: ParameterBlock, server_group: int, group: Any, groups: int)
         if block.shards[server_group][0].acknowledged is not None:
             block.pulled.assign(vector, block.leader)
         if block.optimizer.in_rounds:
-            block.last_rounds.assign(tf.stack(rounds), block.leader)
+            block.last_rounds.assign(tf.stack(complete), block.leader)
+            block.first_round.assign(tf.reduce_min(tf.stack(complete)), block.leader)
 
 
 def _pull_shards(block: ParameterBlock, server_group: int, group: Any) -> Any:

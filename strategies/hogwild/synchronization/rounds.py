@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 
 LATE, IN_TIME = 1, 2
 
+MOST_AHEAD = 3
+"""A group is this many rounds ahead on a shard at most, see `known`. Larger differences come from shards that began anew."""
+
 
 class Round(NamedTuple):
     """What a ps knows of the open round of a shard.
@@ -72,6 +75,23 @@ def arrive(
     absent = arrays.where(in_time | returns, round_.absent * (1 - group), round_.absent)
     ends = _has_all(pushed, absent, live, arrays) & (live <= arrays.sum(1 + 0 * group)) & (live >= 0)
     return *_after(round_, pushed, absent, ends, arrays), awaited
+
+
+def known(complete: Any, ahead: Any, arrays: ModuleType | Any) -> Any:
+    """Returns how many complete rounds a group says that it knows with its next push.
+
+    Two groups can meet in other rounds on one shard than on another: one that was absent pushes late before the other on one
+    shard, and after it on the other. From then on each would wait for the other on one of them, in turn, and a period would
+    take as long as two. So where a group is ahead of its other rounds, it says that it does not know the last one: its push
+    there is late, and with its next push it meets the others as everywhere.
+
+    Args:
+        complete: complete rounds of each shard that the group knows, int64 [shards].
+        ahead: how many more it has made there than on the shard with the fewest, of all blocks that are pushed together; int64
+            [shards].
+        arrays: see `arrive`.
+    """
+    return arrays.where((ahead >= 1) & (ahead <= MOST_AHEAD), complete - 1, complete)
 
 
 def lacks_quorum(pushed: Any, quorum: int, live: Any, arrays: ModuleType | Any) -> Any:
