@@ -38,6 +38,7 @@ flags.DEFINE_integer(
     "batch", 64, "Examples per worker and step. With 1 a step costs little, so what a synchronization costs shows."
 )
 flags.DEFINE_list("hogwild", ["20", "50", "100", "100:int4"], "Sync periods, each with options after colons.")
+flags.DEFINE_integer("steps", None, "Steps per execution of hogwild and of the limit. Default: the sync period, and 20.")
 flags.DEFINE_list("ways", [], "Only the ways whose name contains one of these, and the limit.")
 flags.DEFINE_list("links", list(networks.RATES), "Only these links. The slow worker is measured without limit.")
 flags.DEFINE_string("horovod", None, "Python interpreter of an environment with tensorflow-cpu 2.15 and horovod 0.28.")
@@ -147,10 +148,12 @@ def ways() -> list[Way]:
         period, values = int(period), {name: int(value) if value.isdecimal() else value for name, value in values.items()}
         options = {"sync_period": period, "synchronization": values}
         name = ", ".join([f"hogwild, sync period {period}", *(word.translate({61: " ", 95: " "}) for word in chosen)])
-        found.append(Way(name, "served", period, NODES, jobs, period, {"tfdist": options | {"strategy": "hogwild"}}, True))
+        found.append(
+            Way(name, "served", FLAGS.steps or period, NODES, jobs, period, {"tfdist": options | {"strategy": "hogwild"}}, True)
+        )
     wanted = FLAGS.ways or (["mirrored", "period 20"] if FLAGS.quick else [""])
     found = [way for way in found if any(part in way.name for part in wanted)]
-    return [Way(LIMIT, "alone", 20, NODES, period=0), *found]
+    return [Way(LIMIT, "alone", FLAGS.steps or 20, NODES, period=0), *found]
 
 
 class Comparison:

@@ -18,7 +18,7 @@ from tfdist.strategies.inputs.source import BatchSource
 from tfdist.strategies.keras_hooks.checks.own_code import has_own_code
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.checks.step_warnings import TOO_LARGE, StepWarnings
-from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
+from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs, Readers
 from tfdist.strategies.keras_hooks.step_logs import with_metrics
 from tfdist.strategies.private_api import is_default
 from tfdist.strategies.runtime import chief_device
@@ -84,10 +84,10 @@ class CoordinatorHooks(KerasHooks):
         self._has_batch_callbacks = not all(is_default(getattr(each, name)) for each in callbacks for name in methods)
         return callbacks
 
-    def begin_epoch(self, model: Any, are_read: bool) -> None:
+    def begin_epoch(self, model: Any, readers: Readers) -> None:
         """See `KerasHooks`."""
         if isinstance(model.train_function, TrainingLoop):
-            model.train_function.are_read = are_read
+            model.train_function.readers = readers
 
     def end_epoch(self, model: Any, logs: Logs) -> Logs:
         """See `KerasHooks`. Reads the model's metrics from all worker groups.

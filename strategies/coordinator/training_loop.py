@@ -19,7 +19,7 @@ from tfdist.strategies.inputs.batches import as_tensors
 from tfdist.strategies.inputs.source import BatchIterator, EmptyDatasetError
 from tfdist.strategies.keras_hooks import calls
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
-from tfdist.strategies.keras_hooks.interface import Logs
+from tfdist.strategies.keras_hooks.interface import Logs, Readers
 from tfdist.strategies.runtime import interrupts
 from tfdist.strategies.runtime.deadline import Deadline
 
@@ -29,12 +29,12 @@ _log = logging.getLogger("tfdist")
 class Steps(Protocol):
     """The steps of a training loop, as its strategy makes them."""
 
-    def schedule(self, iterator: BatchIterator, are_read: bool) -> bool:
+    def schedule(self, iterator: BatchIterator, readers: Readers) -> bool:
         """Schedules steps on the next batches of an epoch.
 
         Args:
             iterator: the iterator of the epoch, which owns the execution.
-            are_read: whether somebody reads the logs of each step.
+            readers: who reads the logs of each step.
 
         Returns:
             Whether there was a batch.
@@ -180,7 +180,7 @@ class TrainingLoop:
         check: looks at the first batch of a `train_step`, if replicas share it.
 
     Attributes:
-        are_read: whether somebody may read the logs of each step while an epoch runs: a callback or a progress bar.
+        readers: who may read the logs of each step while an epoch runs.
         metric_logs: the logs of the steps.
     """
 
@@ -197,7 +197,7 @@ class TrainingLoop:
         self.metric_logs = metric_logs
         self._executions = executions
         self._open_epochs = open_epochs
-        self.are_read = True
+        self.readers = Readers.CALLBACKS
 
     def __call__(self, iterator: Any) -> Logs:
         """Returns the logs after the next `steps_per_execution` steps. Schedules batches of `iterator` and waits if it has to.
@@ -255,7 +255,7 @@ class TrainingLoop:
     def _schedule(self, iterator: BatchIterator) -> None:
         """Schedules as many executions as may be in flight."""
         try:
-            while self._executions.pending(iterator) < self._executions.limit and self._steps.schedule(iterator, self.are_read):
+            while self._executions.pending(iterator) < self._executions.limit and self._steps.schedule(iterator, self.readers):
                 pass
         except EmptyDatasetError:  # As in one process an evaluation without data has no logs, and the training goes on.
             call = calls.running()
@@ -364,5 +364,5 @@ class TrainingLoop:
         self.end(epoch)
         if (around := self._open_epochs.innermost()) is not None:
             around.metric_logs.come_back()
-        self.are_read = True
+        self.readers = Readers.CALLBACKS
         return logs

@@ -1,11 +1,12 @@
 """The steps of `hogwild`, as the chief schedules them.
 
-A group gets the batches of a whole sync period with one call, fewer in short epochs, or those of several periods if nobody
+A group gets the batches of a whole sync period with one call, fewer in short epochs, or those of several periods if no callback
 reads the logs of single steps. The call returns the logs of each step, and Keras' callbacks see all of them.
 """
 
 import functools
 import itertools
+import math
 import statistics
 import time
 from collections import deque
@@ -25,9 +26,9 @@ from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.hogwild.group_calls import GroupCalls, can_be_split
 from tfdist.strategies.hogwild.replicas.step_counters import counter_of, steps_of
 from tfdist.strategies.hogwild.timing.measured_delay import COLUMNS, updates_alone
-from tfdist.strategies.hogwild.timing.schedules import periods_per_call, steps_per_call
+from tfdist.strategies.hogwild.timing.schedules import most_periods, periods_per_call, steps_per_call
 from tfdist.strategies.inputs.worker_input import WorkerBatch
-from tfdist.strategies.keras_hooks.interface import Logs
+from tfdist.strategies.keras_hooks.interface import Logs, Readers
 from tfdist.strategies.runtime import interrupts
 
 TURN_SECONDS = 10.0
@@ -58,6 +59,8 @@ class Steps:
         self._trains = trains
         self._batch_bytes = 0  # Of the last batch.
         self._is_packed = False  # Whether it travels as bytes.
+        self._step_seconds = math.inf  # Of a step of a group, in the last call.
+        self._group_seconds = 0.0  # Of all calls.
         self._steps_done = 0  # Since the last logs that Keras gets.
         self._next_step: int | None = None  # Its number over all groups; None before the first.
         self._any_group = False  # Whether any group may do the step of `one_batch`.
@@ -65,15 +68,17 @@ class Steps:
         # Counters, by id, with the updates of each step whose logs Keras has not read.
         self._unread: dict[int, tuple[Any, deque[int]]] = {}
 
-    def schedule(self, iterator: Any, are_read: bool) -> bool:
+    def schedule(self, iterator: Any, readers: Readers) -> bool:
         """See `coordinator.training_loop.Steps`."""
         in_epoch, groups = iterator.owner.batches_per_epoch, max(1, len(self._membership.live_groups))
         if in_epoch is not None and in_epoch <= iterator.taken:
             in_epoch = None  # The last epoch was shorter.
         steps = steps_per_call(in_epoch, groups, self._period, iterator.taken)
-        if not are_read and self._calls.takes_several_periods():
+        if self._calls.takes_several_periods():
             left = in_epoch and in_epoch - iterator.taken
-            steps *= periods_per_call(left, groups, self._period, self._batch_bytes if self._is_packed else None)
+            every = self._model.steps_per_execution
+            most = most_periods(readers, self._period, every, self._step_seconds, self._group_seconds / groups)
+            steps *= periods_per_call(left, groups, self._period, self._batch_bytes if self._is_packed else None, most)
         steps = call_size.batches_per_call(steps, self._batch_bytes)
         batches = iterator.take(steps)
         if batches:
@@ -251,7 +256,8 @@ class Steps:
             return rows
         delay, measured = self._calls.delay, rows[:, -COLUMNS:]
         alone = updates_alone(measured)
-        step = execution.seconds / len(rows)
+        self._step_seconds = step = execution.seconds / len(rows)
+        self._group_seconds += execution.seconds
         update = statistics.median(alone) if alone else step
         period = delay.between * self._strategy.synchronization.fragments
         self._replicas.grace.note(self._calls, execution.group, step * period, update * period)

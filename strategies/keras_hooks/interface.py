@@ -6,6 +6,7 @@ none; for their models trainer.py calls Keras' own functions.
 """
 
 import abc
+import enum
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,16 @@ if TYPE_CHECKING:  # `calls` imports this file.
 
 Logs = Any
 """A dict of floats, or whatever a user's own `train_step` returns."""
+
+
+class Readers(enum.IntEnum):
+    """Who reads the logs of each step of `fit`: those who need them soonest."""
+
+    NOBODY = 0
+    PROGRESS_BAR = 1
+    """It may skip steps."""
+    CALLBACKS = 2
+    """They also act on the model at each step."""
 
 
 class KerasHooks(abc.ABC):
@@ -50,14 +61,14 @@ class KerasHooks(abc.ABC):
     def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
         """Returns the function that Keras calls with a list of batches. It returns their outputs, concatenated."""
 
-    def begin_epoch(self, model: Any, are_read: bool) -> None:
+    def begin_epoch(self, model: Any, readers: Readers) -> None:
         """Notes that an epoch of `fit` begins.
 
         Args:
             model: the Keras model.
-            are_read: whether a callback or a progress bar reads the logs of each step.
+            readers: who reads the logs of each step.
         """
-        del model, are_read
+        del model, readers
 
     @abc.abstractmethod
     def end_epoch(self, model: Any, logs: Logs) -> Logs:

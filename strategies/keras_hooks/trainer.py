@@ -22,7 +22,7 @@ from tfdist.strategies.keras_hooks import build_scope, calls, global_seed, losse
 from tfdist.strategies.keras_hooks.callbacks import listed
 from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
 from tfdist.strategies.keras_hooks.held_optimizers import adopt_optimizer, begin_anew, held_optimizers, with_inner
-from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs, hooks_of
+from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs, Readers, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_own_updates
 from tfdist.strategies.keras_hooks.overridden_methods import replace_overridden
 from tfdist.strategies.private_api import KerasVariable, is_default, patches, symbolic_builds
@@ -300,17 +300,17 @@ def _init_callback_list(original: Callable[..., Any], *args: Any, **kwargs: Any)
 def _begin_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: Logs = None) -> None:
     original(callbacks, epoch, logs)
     if (hooks := hooks_of(getattr(callbacks.model, "distribute_strategy", None))) is not None:
-        hooks.begin_epoch(callbacks.model, any(map(_reads_batches, callbacks.callbacks)))
+        hooks.begin_epoch(callbacks.model, max(map(_reader, callbacks.callbacks), default=Readers.NOBODY))
 
 
-def _reads_batches(callback: Any) -> bool:
-    """Returns whether a callback does anything at each batch of `fit` for which the logs and the model must be of that batch.
+def _reader(callback: Any) -> Readers:
+    """Returns what a callback is that does anything at each batch of `fit` for which logs and model must be of that batch.
 
     tfdist's own callbacks that only count have an attribute `tfdist_reads_batches` that is False.
     """
     if not getattr(callback, "tfdist_reads_batches", True):
-        return False
+        return Readers.NOBODY
     if type(callback) is keras.callbacks.ProgbarLogger:
-        return bool(callback.verbose == 1)
+        return Readers.PROGRESS_BAR if callback.verbose == 1 else Readers.NOBODY
     methods = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-    return not all(is_default(getattr(callback, name)) for name in methods)
+    return Readers.NOBODY if all(is_default(getattr(callback, name)) for name in methods) else Readers.CALLBACKS

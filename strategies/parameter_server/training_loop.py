@@ -17,7 +17,7 @@ from tfdist.strategies.coordinator.calls.group_step import GroupStep, ReplicaBeg
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.keras_hooks.held_optimizers import with_inner
-from tfdist.strategies.keras_hooks.interface import Logs
+from tfdist.strategies.keras_hooks.interface import Logs, Readers
 from tfdist.strategies.model_parallel.split_variable import SplitVariable
 from tfdist.strategies.parameter_server import fused_reads
 from tfdist.strategies.parameter_server.turns import Turns
@@ -51,7 +51,7 @@ class Steps:
         self._executions = executions
         self._turns = turns
 
-    def schedule(self, iterator: Any, are_read: bool) -> bool:
+    def schedule(self, iterator: Any, readers: Readers) -> bool:
         """See `coordinator.training_loop.Steps`."""
         batches = iterator.take(self._model.steps_per_execution)
         if batches:

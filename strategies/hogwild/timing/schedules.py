@@ -5,6 +5,8 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 
+from tfdist.strategies.keras_hooks.interface import Readers
+
 SMOOTHING = 0.5
 """Weight of the last call in the speed of a group. Below 1, so that one slow call does not make a slow group."""
 
@@ -35,19 +37,45 @@ that it saves.
 """
 
 
-def periods_per_call(left: int | None, groups: int, period: int, batch_bytes: int | None) -> int:
-    """Returns how many whole periods a group may get at a time, when nobody reads the logs of each step.
+SHOWN_SECONDS = 0.1
+"""A progress bar moves at least so often, if a period is shorter. Keras' own draws after 0.05 s at the earliest."""
+
+
+WORTH_SECONDS = 5.0
+"""Calls of several periods are another function. Tracing it takes up to a second, so with a progress bar, where calls of one
+period are not too slow, only a longer training has it."""
+
+
+def most_periods(readers: Readers, period: int, every: int, step_seconds: float, seconds: float) -> int:
+    """Returns how many periods a call may have at most, so that those who read the logs of steps get them in time.
+
+    Args:
+        readers: who reads them.
+        period: updates between two synchronizations.
+        every: Keras' `steps_per_execution`, after which they are read.
+        step_seconds: seconds of a step of a group.
+        seconds: how long the groups have trained.
+    """
+    if readers is Readers.NOBODY:
+        return MOST_PERIODS
+    is_worth_it = readers is Readers.PROGRESS_BAR and seconds >= WORTH_SECONDS
+    return max(1, every // period, int(SHOWN_SECONDS / (period * step_seconds)) if is_worth_it else 1)
+
+
+def periods_per_call(left: int | None, groups: int, period: int, batch_bytes: int | None, most: int = MOST_PERIODS) -> int:
+    """Returns how many whole periods a group may get at a time.
 
     Args:
         left: batches that are left in the epoch; None if not known.
         groups: number of worker groups.
         period: updates between two synchronizations.
         batch_bytes: bytes that the chief sends for a batch; None if not known.
+        most: the most for those who read the logs of steps, see `most_periods`.
     """
     if left is None or batch_bytes is None:
         return 1
     by_bytes = MOST_BYTES // (period * batch_bytes) if batch_bytes else MOST_PERIODS
-    return max(1, min(MOST_PERIODS, left // (groups * period * CALLS_LEFT), by_bytes))
+    return max(1, min(MOST_PERIODS, most, left // (groups * period * CALLS_LEFT), by_bytes))
 
 
 def is_due(since: int, steps: int, period: int) -> bool:

@@ -68,8 +68,8 @@ class Steps:
         self.logs = logs
         self.odd = False
 
-    def schedule(self, iterator, are_read):
-        del are_read
+    def schedule(self, iterator, readers):
+        del readers
         batches = iterator.take(1)
         self.executions.waiting += [(iterator, batch) for batch in batches]
         return bool(batches)

@@ -7,6 +7,7 @@ import pytest
 
 from tfdist.strategies.hogwild.timing.measured_delay import MEASURED, STEPS, MeasuredDelay, delay_for, period_for, updates_alone
 from tfdist.strategies.hogwild.training_loop import Steps
+from tfdist.strategies.keras_hooks.interface import Readers
 
 
 @pytest.mark.parametrize(
@@ -117,10 +118,10 @@ def test_calls_have_the_batches_of_the_period_that_has_grown():
     calls = SimpleNamespace(delay=delay, takes_several_periods=lambda: False)
     steps, asked = Steps(strategy, None, calls, None, trains=False), []
     iterator = SimpleNamespace(owner=SimpleNamespace(batches_per_epoch=1000), taken=0, take=asked.append)
-    steps.schedule(iterator, are_read=True)
+    steps.schedule(iterator, Readers.CALLBACKS)
     for _ in range(1 + MEASURED):
         delay.note(0, rows(0.5))
-    steps.schedule(iterator, are_read=True)
+    steps.schedule(iterator, Readers.CALLBACKS)
     assert asked == [8, 32]
 
 

@@ -5,7 +5,15 @@ from types import SimpleNamespace
 import pytest
 
 from tfdist.strategies.coordinator.calls.call_size import MOST_CALL_BYTES, batches_per_call
-from tfdist.strategies.hogwild.timing.schedules import Speeds, adaptive_period, is_due, periods_per_call, steps_per_call
+from tfdist.strategies.hogwild.timing.schedules import (
+    Speeds,
+    adaptive_period,
+    is_due,
+    most_periods,
+    periods_per_call,
+    steps_per_call,
+)
+from tfdist.strategies.keras_hooks.interface import Readers
 
 
 def synchronizations(steps, period, calls=24):
@@ -40,6 +48,25 @@ def test_calls_grow_in_an_epoch_of_unknown_length():
 def test_a_group_gets_several_periods_if_many_batches_are_left_and_they_are_small(left, batch_bytes, expected):
     assert periods_per_call(left, 4, 16, batch_bytes) == expected
     assert periods_per_call(None, 4, 16, batch_bytes) == periods_per_call(left, 4, 16, None) == 1
+    assert periods_per_call(left, 4, 16, batch_bytes, most=1) == 1
+
+
+@pytest.mark.parametrize(
+    ("readers", "every", "step_seconds", "seconds", "expected"),
+    [
+        (Readers.NOBODY, 1, 1.0, 0.0, 4),
+        (Readers.CALLBACKS, 1, 0.001, 60.0, 1),
+        (Readers.CALLBACKS, 31, 0.001, 60.0, 1),
+        (Readers.CALLBACKS, 32, 1.0, 0.0, 2),
+        (Readers.PROGRESS_BAR, 1, 0.001, 4.9, 1),
+        (Readers.PROGRESS_BAR, 1, 0.001, 5.0, 6),
+        (Readers.PROGRESS_BAR, 1, 0.003, 60.0, 2),
+        (Readers.PROGRESS_BAR, 1, 0.010, 60.0, 1),
+        (Readers.PROGRESS_BAR, 48, 0.010, 60.0, 3),
+    ],
+)
+def test_logs_of_steps_arrive_in_time_for_those_who_read_them(readers, every, step_seconds, seconds, expected):
+    assert most_periods(readers, 16, every, step_seconds, seconds) == expected
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,9 @@ class Late(keras.callbacks.Callback):
             known[-1] -= 1
             blocks[0].last_rounds.assign(known, leaders[0])
         if batch > LATE_AT[-1] + 20:
-            shards = [[block.last_rounds.read(leader) - block.first_round.read(leader) for block in blocks] for leader in leaders]
+            shards = [
+                [block.last_rounds.read(leader) - block.first_round.read(leader) for block in blocks] for leader in leaders
+            ]
             made.append([np.concatenate(each).tolist() for each in shards])
 
 
