@@ -9,7 +9,7 @@ import pytest
 from support_paths import CHECKOUT
 from tools import needs
 
-from tfdist.launch.commands import cli, help_topics
+from tfdist.launch.commands import help_topics, run_command
 from tfdist.translate import main
 
 PAGES = [*CHECKOUT.glob("*.md"), *CHECKOUT.glob("benchmarks/*.md"), *CHECKOUT.glob("docs/**/*.md")]
@@ -33,7 +33,7 @@ def test_every_page_of_the_documentation_is_a_line_of_the_readme():
 def test_every_flag_of_run_is_on_a_page_and_not_only_in_its_help():
     pages = [page for page in PAGES if page.name not in ("BUILD.md", "CHANGELOG.md", "reference.md")]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    names = [name for topic in help_topics.topics(cli.FLAGS).values() for name in topic]
+    names = [name for topic in help_topics.topics(run_command.FLAGS).values() for name in topic]
     assert [name for name in names if not re.search(rf"--?(no)?{name}\b|`{name}`", text)] == []
 
 
