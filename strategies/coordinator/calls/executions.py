@@ -259,7 +259,7 @@ class Executions:
                 raise
             if self._answers.is_any_complete(silent):
                 gone = Deadline.after(self._lost_seconds)
-            elif gone.expired() or self._answers.seconds_cut() >= self._lost_seconds:
+            elif gone.expired() or self._answers.links.seconds_cut() >= self._lost_seconds:
                 self._fail(
                     f"no worker group has been complete for {self._lost_seconds:.0f} s, "
                     f"{self._answers.why_incomplete(silent)}; training cannot go on without one"
