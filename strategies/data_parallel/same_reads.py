@@ -72,12 +72,7 @@ class SameReads:
             self._board.remove(f"reads/{self._reads - 1}/{self._me}")
 
     def outlast(self, names: Sequence[str], seconds: float) -> None:
-        """Waits until the programs of other tasks have ended. The first task keeps what readers tell each other.
-
-        Args:
-            names: their names.
-            seconds: for how long at most.
-        """
+        """Waits, so many seconds, until programs of other tasks have ended. The first keeps what readers tell each other."""
         deadline = self._clock() + seconds
         with contextlib.suppress(DifferentCallsError):  # A task is gone: nobody reads any more.
             for name in names:

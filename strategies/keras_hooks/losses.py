@@ -164,14 +164,7 @@ def _of_whole_batch(
 ) -> Any:
     """Returns a loss that is one number for a batch, or compares the examples, computed on the whole batch.
 
-    Args:
-        original: computes the loss.
-        loss: the loss object, its first argument.
-        y_true: of this replica.
-        y_pred: of this replica.
-        sample_weight: of this replica.
-        value: what `original` has returned for these.
-        replica: the current replica.
+    `value` is what `original` has returned for the batch of this replica.
     """
     if replica.recorded is not None:
         return 0.0 * value  # It may be anything, and counts right below.

@@ -94,12 +94,7 @@ def waiting_for(tasks: Iterable[Task]) -> str:
 
 
 def note_failures(tasks: Iterable[Task], reason: str | None) -> None:
-    """Notes why these tasks will not start, which ends every wait for them; None: they are being started.
-
-    Args:
-        tasks: tasks with addresses.
-        reason: a sentence.
-    """
+    """Notes why these tasks will not start, which ends every wait for them; None: they are being started."""
     for task in tasks:
         if reason is None:
             _failures.pop(task.address, None)

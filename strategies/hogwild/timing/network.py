@@ -73,12 +73,7 @@ def affords(size: int, servers: int) -> bool:
 
 
 def pairs(workers: Sequence[Task], servers: Sequence[Task]) -> list[tuple[Task, Task]]:
-    """Returns tasks with parameters and workers on other hosts to measure between, each worker once.
-
-    Args:
-        workers: the workers that train.
-        servers: the tasks that hold parameters.
-    """
+    """Returns tasks with parameters and workers on other hosts to measure between, each worker once."""
     found = []
     for place, worker in enumerate(workers):
         others = [server for server in servers if server.host != worker.host]
