@@ -29,11 +29,7 @@ class SameReads:
     """
 
     def __init__(
-        self,
-        calls: SameCalls,
-        names: Sequence[str],
-        board: Board | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, calls: SameCalls, names: Sequence[str], board: Board | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._calls, self._me = calls, calls.me
         self._others = [name for name in names if name != calls.me]

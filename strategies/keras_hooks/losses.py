@@ -133,10 +133,7 @@ def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sam
         return original(loss, y_true, y_pred, sample_weight)
     held, rows = _held_updates(loss, y_true, y_pred, replica), first_dimensions(y_true, y_pred)
     arguments = () if _is_known(loss) else (y_true, y_pred)
-    with (
-        replaced(replica, has_scalar_loss=False, rows_of_function=rows, arguments=arguments),
-        held or contextlib.nullcontext(),
-    ):
+    with replaced(replica, has_scalar_loss=False, rows_of_function=rows, arguments=arguments), held or contextlib.nullcontext():
         value = original(loss, y_true, y_pred, sample_weight)
         is_scalar = replica.has_scalar_loss
     if not is_scalar and not is_over_batch(loss, y_pred) and not _is_by_class(loss, y_true, y_pred):

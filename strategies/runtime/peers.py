@@ -37,14 +37,8 @@ class StartTimeoutError(TimeoutError):
 class Missing(enum.Enum):
     """Why a task counts as not started: what was found, and what to do."""
 
-    SILENT = (
-        "no answer from",
-        "start these tasks, or check that their addresses can be reached from here",
-    )
-    NO_ADDRESS = (
-        "this machine finds no address for the name of",
-        "correct that name, or make it known here (DNS, /etc/hosts)",
-    )
+    SILENT = ("no answer from", "start these tasks, or check that their addresses can be reached from here")
+    NO_ADDRESS = ("this machine finds no address for the name of", "correct that name, or make it known here (DNS, /etc/hosts)")
     NOT_TENSORFLOW = (
         "something else than a TensorFlow server answers at the address of",
         "end that program, or describe another port",

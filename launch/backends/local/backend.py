@@ -213,9 +213,4 @@ class LocalTasks:
         self._pending.append(Output(name, b"", is_last=True))
 
 
-BACKEND = Backend(
-    name="local",
-    title="processes on this machine",
-    plan=plan,
-    runs=Attached(start, keep=keep, release=release),
-)
+BACKEND = Backend(name="local", title="processes on this machine", plan=plan, runs=Attached(start, keep=keep, release=release))

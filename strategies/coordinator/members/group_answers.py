@@ -92,11 +92,7 @@ class GroupAnswers:
                 disconnect(task)
 
     def give_up(
-        self,
-        groups: Iterable[int],
-        seconds: float = PROBE_SECONDS,
-        level: int = logging.WARNING,
-        even_if_cut_off: bool = False,
+        self, groups: Iterable[int], seconds: float = PROBE_SECONDS, level: int = logging.WARNING, even_if_cut_off: bool = False
     ) -> None:
         """Leaves out the groups with a worker that does not answer. See `silent_in` and `leave_out`.
 

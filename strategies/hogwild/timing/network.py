@@ -83,9 +83,7 @@ def pairs(workers: Sequence[Task], servers: Sequence[Task]) -> list[tuple[Task, 
 
 
 def slowest(
-    measured: Sequence[tuple[Task, Task]],
-    transfer: Callable[[Task, Task], Callable[[int], float]],
-    deadline: Deadline,
+    measured: Sequence[tuple[Task, Task]], transfer: Callable[[Task, Task], Callable[[int], float]], deadline: Deadline
 ) -> tuple[tuple[Task, Task], float] | None:
     """Returns the pair with the slowest network and its bytes per second; None if no speed is known.
 

@@ -30,15 +30,7 @@ OUTPUT = "an output"
 _ROUNDINGS = 1000.0
 """How many times the rounding of a variable's value is added to the norm of its change."""
 
-_READS = (
-    "ReadVariableOp",
-    "VariableShape",
-    "ResourceGather",
-    "ResourceGatherNd",
-    "VarHandleOp",
-    "Placeholder",
-    "NoOp",
-)
+_READS = ("ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd", "VarHandleOp", "Placeholder", "NoOp")
 _RAISES = ("Assert", "CheckNumerics", "CheckNumericsV2")  # `keras.ops.cholesky` runs CheckNumerics.
 _LOOKUPS = ("LookupTableFindV2", "LookupTableSizeV2", "HashTableV2")
 _MAKES_EMPTY = ("Empty",)  # As `keras.ops.ctc_loss`, which then fills it. TensorFlow calls it stateful.
