@@ -53,6 +53,7 @@ def test_the_example_of_the_readme_trains(start, tmp_path, launcher):
     assert job.wait() == 0, job.output
     assert ("57/57" if launcher else "Epoch 10/10") in job.output
     assert (tmp_path / "digits.keras").exists()
+    assert job.left(within=10) == {}  # Nor of the servers that the program has started itself.
 
 
 def test_the_defaults_on_the_page_of_the_launcher_describe_a_job(tmp_path):
