@@ -39,7 +39,13 @@ def is_counted(variable: Any) -> bool:
 
 
 def check(replica: Replica, variable: Any, value: Any) -> None:
-    """Warns, once for each metric, if a step of a replica that is not alone assigns no sum to the state of a metric."""
+    """Warns, once for each metric, if a step of a replica that is not alone assigns no sum to the state of a metric.
+
+    Args:
+        replica: the current replica.
+        variable: the Keras variable.
+        value: what is assigned.
+    """
     groups = getattr(replica.strategy, "worker_groups", ())
     is_alone = replica.share is None and len(groups) < 2
     if is_alone or not is_counted(variable) or not isinstance(value, tf.Tensor) or tf.executing_eagerly():

@@ -167,6 +167,7 @@ FOR_A_RELEASE = (  # Other arguments of the same functions as in cases that run 
     "losses_that_override_call",
     # test_contract.py has these for each change.
     "own_train_step",
+    "an_own_compute_loss",
     "a_model_without_call",
 )
 ALL_CASES = tuple(dict.fromkeys((*OF_TASKS, *IN_ONE_TASK, *OF_THREE, *OF_BOTH, *FOR_A_RELEASE)))

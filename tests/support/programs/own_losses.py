@@ -24,6 +24,11 @@ class OwnLogs(keras.Model):
         return self.losses_of(data)
 
 
+class OwnComputeLoss(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return ops.mean(ops.square(y - y_pred))
+
+
 class LowerLevel(keras.Model):
     """The train_step of Keras' guide, at a lower level: its own loss and its own tracker."""
 
@@ -122,6 +127,10 @@ def logs_of_an_own_step_under_the_name_of_a_metric(scope):
     return {**record, "seen": seen, "weights": [w.ravel().tolist() for w in model.get_weights()]}
 
 
+def an_own_compute_loss(scope):
+    return trained(scope, lambda: linear(OwnComputeLoss))
+
+
 def an_own_train_step_at_a_lower_level(scope):
     return trained(scope, lambda: linear(LowerLevel))
 
@@ -137,7 +146,12 @@ def a_model_without_call(scope):
     return {**record, "weights": [w.ravel().tolist() for w in discriminator.get_weights() + generator.get_weights()]}
 
 
-CASES = [logs_of_an_own_step_under_the_name_of_a_metric, an_own_train_step_at_a_lower_level, a_model_without_call]
+CASES = [
+    logs_of_an_own_step_under_the_name_of_a_metric,
+    an_own_compute_loss,
+    an_own_train_step_at_a_lower_level,
+    a_model_without_call,
+]
 
 
 def odds_and_dice(y_true, y_pred):
