@@ -137,17 +137,17 @@ def profile_threads(folder):
     """Profiles the main thread and the threads of the groups. Returns a function that writes and restarts the profiles."""
     import cProfile
 
-    from tfdist.strategies.coordinator.members import worker_groups
+    from tfdist.strategies.coordinator.members import queue_readers
 
     profiles = []
-    original = worker_groups._QueueReader._process_queue
+    original = queue_readers._QueueReader._process_queue
 
     def profiled(reader):
         profiles.append(cProfile.Profile())
         profiles[-1].enable()
         original(reader)
 
-    worker_groups._QueueReader._process_queue = profiled
+    queue_readers._QueueReader._process_queue = profiled
     profiles.append(cProfile.Profile())
     profiles[0].enable()
 

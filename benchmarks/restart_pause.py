@@ -43,9 +43,9 @@ model.fit(np.ones((400, 64)), np.ones((400, 1)), batch_size=8, epochs=2, verbose
 """
 
 SIDES = {
-    "parent kept": "from tfdist.launch.commands.cli import main; main()",
+    "parent kept": "import sys; from tfdist.launch.commands import run; sys.exit(run(['run', *sys.argv[1:]]))",
     "new parent": "from tfdist.launch.backends.local.backend import BACKEND; object.__setattr__(BACKEND.runs, 'keep', None); "
-    "from tfdist.launch.commands.cli import main; main()",
+    "import sys; from tfdist.launch.commands import run; sys.exit(run(['run', *sys.argv[1:]]))",
 }
 """How the launcher is started."""
 

@@ -56,11 +56,11 @@ def add_generated_text(_: Sphinx, page: str, source: list[str]) -> None:
     """Gives the front page its table of contents, and the reference the flags of the commands."""
     if page == root_doc:
         source[0] += (CHECKOUT / "docs" / "contents.md").read_text(encoding="utf-8")
-    source[0] = re.sub(r"^\{\{ help of (\S+) \}\}$", lambda match: _help(match[1]), source[0], flags=re.MULTILINE)
+    source[0] = re.sub(r"^\{\{ help of (.+) \}\}$", lambda match: _help(match[1]), source[0], flags=re.MULTILINE)
 
 
-def _help(module: str) -> str:
-    command = [sys.executable, "-m", module, "--help"]
+def _help(words: str) -> str:
+    command = [sys.executable, "-m", *words.split(), "--help"]
     text = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
     return f"````text\n{text}````"
 

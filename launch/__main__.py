@@ -1,6 +1,8 @@
-"""Runs the command `python -m tfdist.launch`: see `commands/cli.py`."""
+"""Runs the command `python -m tfdist.launch`, which is `tfdist run`: see `commands/run_command.py`."""
 
-from tfdist.launch.commands.cli import main
+import sys
+
+from tfdist.launch.commands import run
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(["run", *sys.argv[1:]]))

@@ -32,9 +32,6 @@ def refusal(strategy: str, named: str | None = None) -> str | None:
 def check(strategy: str) -> None:
     """Checks the backend of Keras.
 
-    Args:
-        strategy: as for `refusal`.
-
     Raises:
         UnsupportedVersionError: if models cannot train on it under this strategy.
     """

@@ -99,12 +99,7 @@ class NamedVariable:
 
 
 class GivenVariable(NamedVariable):
-    """A variable whose resource is an argument of the function that uses it, on the device of the function.
-
-    Args:
-        resource: the resource.
-        dtype: the dtype.
-    """
+    """A variable whose resource is an argument of the function that uses it, on the device of the function."""
 
     def __init__(self, resource: Any, dtype: tf.DType) -> None:
         self._resource, self.dtype, self.device = resource, dtype, ""

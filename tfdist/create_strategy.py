@@ -21,13 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tfdist.choice import Choice, choose, prepared
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import description
-from tfdist.flags import (
-    DEFAULT_RENDEZVOUS_TIMEOUT,
-    DEFAULT_START_TIMEOUT,
-    cluster_from_flags,
-    is_flag_values,
-    with_flags,
-)
+from tfdist.flags import DEFAULT_RENDEZVOUS_TIMEOUT, DEFAULT_START_TIMEOUT, cluster_from_flags, is_flag_values, with_flags
 from tfdist.process_cluster import Rendezvous, is_measured, resolve_cluster, set_current_cluster
 from tfdist.rank_info import RankInfo
 from tfdist.synchronization import Synchronization

@@ -13,14 +13,7 @@ from tfdist.errors import Source
 from tfdist.outer_options import OUTER_OPTIMIZERS
 from tfdist.partition import Partition, devices_fault, parsed_layouts
 from tfdist.rank_info import RankInfo
-from tfdist.synchronization import (
-    COMPRESSIONS,
-    DEFAULT_SYNC_PERIOD,
-    TOPOLOGIES,
-    WEIGHTS,
-    Synchronization,
-    problem,
-)
+from tfdist.synchronization import COMPRESSIONS, DEFAULT_SYNC_PERIOD, TOPOLOGIES, WEIGHTS, Synchronization, problem
 
 HOGWILD_FLAGS = {
     "sync_period": "Updates of a worker group between two synchronizations. Default: as the description says, else 16.",

@@ -45,7 +45,7 @@ def _main_of(module: str, *first: str) -> Callable[[list[str]], int]:
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "run": _main_of("launch.commands.cli", "tfdist run"),
+    "run": _main_of("launch.commands.run_command", "tfdist run"),
     "plan": _main_of("launch.plan.command"),
     "translate": _main_of("translate", "tfdist translate"),
     "status": _main_of("launch.commands.job_commands", "status"),
@@ -59,23 +59,37 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 def main() -> NoReturn:
     """Runs the command and exits with its code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(words: list[str]) -> int:
+    """Runs the command with these words after `tfdist`; returns its exit code."""
     standard_streams.open_closed()
-    words = sys.argv[1:]
     try:
-        code = _main(words)
+        code = _run(words)
         sys.stdout.flush()
+        return code
     except BrokenPipeError:  # `tfdist status | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    except UsageError as error:
-        print_error(error)
-        code = 2
+        return 0
     except KeyboardInterrupt:
-        code = 130
-    sys.exit(code)
+        return 130
+    except _shown() as error:
+        print_error(error)
+        return 2
 
 
-def _main(words: list[str]) -> int:
+def _shown() -> tuple[type[Exception], ...]:
+    """Returns the errors that are shown as a line, without a traceback."""
+    from absl import flags
+
+    from tfdist.errors import ClusterError
+    from tfdist.launch.backends.interface import BackendError
+
+    return UsageError, BackendError, ClusterError, flags.Error
+
+
+def _run(words: list[str]) -> int:
     if not words or words[0] in ("--help", "-h", "-help", "help"):
         print(HELP, end="")
         return 0 if words else 2

@@ -105,14 +105,14 @@ def main(argv: list[str]) -> int:
 
 def _words() -> dict[str, list[str]]:
     """Returns for each command the words that may follow it; `HANDLES` stands for handles."""
-    from tfdist.launch.commands import cli
+    from tfdist.launch.commands import run_command
     from tfdist.launch.commands.help_topics import topics
     from tfdist.translate import options, outputs
 
     run, choices = [], _choices()
-    for names in topics(cli.FLAGS).values():
+    for names in topics(run_command.FLAGS).values():
         for name in names:
-            flag = cli.FLAGS[name]
+            flag = run_command.FLAGS[name]
             values = choices.get(name) or getattr(flag.parser, "enum_values", None) or []
             run += [f"--{name}"] if flag.boolean else [f"--{name}={value}" for value in values] or [f"--{name}="]
     words = {command: ["--help"] for command in COMMANDS}

@@ -56,7 +56,7 @@ _WIDTH = 126
 
 def topics(flag_values: flags.FlagValues) -> dict[str, list[str]]:
     """Returns the names of the launcher's flags by topic."""
-    known = {flag.name for flag in flag_values.get_key_flags_for_module("tfdist.launch.commands.cli")}
+    known = {flag.name for flag in flag_values.get_key_flags_for_module("tfdist.launch.commands.run_command")}
     by_topic = {topic: [name for name in names if name in known] for topic, names in TOPICS.items()}
     for backend in backends().values():
         by_topic[f"Back end {backend.name}"] = list(backend.options)

@@ -11,7 +11,6 @@ from absl import flags
 
 from tfdist.cluster import Cluster
 from tfdist.dialects import read
-from tfdist.errors import ClusterError
 from tfdist.launch.backends.interface import Attached, BackendError, Detached, handle_of
 from tfdist.launch.backends.registry import find
 from tfdist.launch.background import job_folder
@@ -61,25 +60,21 @@ def main(argv: list[str]) -> int:
         flags.DEFINE_string("svg", None, "", flag_values=values)
     if verb == "logs":
         flags.DEFINE_boolean("follow", False, "", short_name="f", flag_values=values)
-    try:
-        words = values([f"tfdist {verb}", *words])[1:]
-        if values["help"].value:
-            print(USAGE[verb], end="")
-            return 0
-        if verb == "status":
-            forms = [f"--{name}" for name in ("json", "mermaid", "svg") if values[name].present]
-            if len(forms) > 1:
-                raise UsageError(f"status: {' and '.join(forms)} are different forms of the answer; give one of them")
-            if values["mermaid"].value or values["svg"].value is not None:
-                form = "--svg FILE" if values["svg"].value else "--mermaid"
-                return _picture(_one(words, f"status {form}"), values["svg"].value)
-            return _status(words, bool(values["json"].value))
-        if verb == "logs":
-            return _logs(words, bool(values["follow"].value))
-        return _cancel(words)
-    except (BackendError, UsageError, ClusterError, flags.Error) as error:
-        print_error(error)
-        return 2
+    words = values([f"tfdist {verb}", *words])[1:]
+    if values["help"].value:
+        print(USAGE[verb], end="")
+        return 0
+    if verb == "status":
+        forms = [f"--{name}" for name in ("json", "mermaid", "svg") if values[name].present]
+        if len(forms) > 1:
+            raise UsageError(f"status: {' and '.join(forms)} are different forms of the answer; give one of them")
+        if values["mermaid"].value or values["svg"].value is not None:
+            form = "--svg FILE" if values["svg"].value else "--mermaid"
+            return _picture(_one(words, f"status {form}"), values["svg"].value)
+        return _status(words, bool(values["json"].value))
+    if verb == "logs":
+        return _logs(words, bool(values["follow"].value))
+    return _cancel(words)
 
 
 def job_of(handle: str) -> tuple[Detached | BackgroundJobs, str]:

@@ -68,10 +68,7 @@ flags.DEFINE_float(
     upper_bound=1e5,
 )
 flags.DEFINE_float(
-    "grace_period",
-    GRACE_SECONDS,
-    "Seconds that the program has after SIGTERM or Ctrl-C, to save and end.",
-    lower_bound=0.0,
+    "grace_period", GRACE_SECONDS, "Seconds that the program has after SIGTERM or Ctrl-C, to save and end.", lower_bound=0.0
 )
 flags.DEFINE_multi_string(
     "fail_at",

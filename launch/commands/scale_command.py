@@ -3,11 +3,10 @@
 import time
 from pathlib import Path
 
-from tfdist.launch.backends.interface import BackendError
 from tfdist.launch.background.background_jobs import BackgroundJobs
 from tfdist.launch.background.job_folder import JobFolder
 from tfdist.launch.commands.job_commands import job_of
-from tfdist.launch.errors import UsageError, print_error
+from tfdist.launch.errors import UsageError
 from tfdist.launch.supervision.scaling import REQUEST, Room, ask, is_asked
 
 USAGE = """usage: tfdist scale HANDLE worker=N
@@ -29,13 +28,9 @@ def main(argv: list[str]) -> int:
     if {"--help", "-h"} & set(argv):
         print(USAGE, end="")
         return 0
-    try:
-        if len(argv) != 2:
-            raise UsageError("tfdist scale: expected HANDLE worker=N; tfdist status lists your jobs")
-        room = scale(argv[0], _number(argv[1]))
-    except (BackendError, UsageError) as error:
-        print_error(error)
-        return 2
+    if len(argv) != 2:
+        raise UsageError("tfdist scale: expected HANDLE worker=N; tfdist status lists your jobs")
+    room = scale(argv[0], _number(argv[1]))
     print(f"{argv[0]}  {room.now} of at most {room.most} workers")
     return 0
 

@@ -14,7 +14,7 @@ from tfdist import machine
 from tfdist.choice import STRATEGIES
 from tfdist.errors import ClusterError
 from tfdist.launch.command_line import checks
-from tfdist.launch.errors import UsageError, print_error
+from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs.progress import size
 from tfdist.launch.plan import arguments, configurations, host_link
 from tfdist.launch.plan.arguments import Arguments
@@ -69,18 +69,10 @@ class View:
 
 def main(argv: list[str]) -> int:
     """Runs the command; returns its exit code."""
-    try:
-        given = arguments.parsed(argv)
-        if given is None:
-            print(arguments.USAGE, end="")
-            return 0
-        return _run(given)
-    except (ClusterError, UsageError, flags.Error) as error:
-        print_error(error)
-        return 2
-
-
-def _run(given: Arguments) -> int:
+    given = arguments.parsed(argv)
+    if given is None:
+        print(arguments.USAGE, end="")
+        return 0
     values = given.values
     machines = Machines.of(given.cluster)
     request = _request(given)

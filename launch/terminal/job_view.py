@@ -39,11 +39,7 @@ class JobView:
     """
 
     def __init__(
-        self,
-        job: Job,
-        colors: bool,
-        unfinished: Callable[[], str] = lambda: "",
-        clock: Callable[[], float] = time.monotonic,
+        self, job: Job, colors: bool, unfinished: Callable[[], str] = lambda: "", clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Begins to count the time.
 

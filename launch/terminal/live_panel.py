@@ -34,10 +34,7 @@ class LivePanel:
     """The panel, and the lines above it."""
 
     def __init__(
-        self,
-        stream: BackgroundWriter,
-        render: Callable[[int, int], list[str]],
-        clock: Callable[[], float] = time.monotonic,
+        self, stream: BackgroundWriter, render: Callable[[int, int], list[str]], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Draws nothing yet.
 

@@ -42,9 +42,6 @@ class Broadcast:
     """Sends data of the chief to every task of a MultiWorkerMirrored strategy. Every task has to make the same calls.
 
     The data travel as 64-bit words: a new variable has the chief's initial value everywhere, and nothing is traced for it.
-
-    Args:
-        strategy: the strategy.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:

@@ -108,12 +108,7 @@ def _method_of_file(saveable: Any, name: str, inner_path: Any, store: Any, visit
 
 
 def _save_state(
-    original: Callable[..., Any],
-    saveable: Any,
-    weights_store: Any,
-    assets_store: Any,
-    inner_path: Any,
-    visited_saveables: Any,
+    original: Callable[..., Any], saveable: Any, weights_store: Any, assets_store: Any, inner_path: Any, visited_saveables: Any
 ) -> None:
     state_of = _method_of_file(saveable, "training_state", inner_path, weights_store, visited_saveables)
     state = state_of(saveable) if state_of else {}

@@ -304,10 +304,6 @@ class MetricLogs:
     def begin_at(self, number: int, value: Any) -> bool:
         """Makes a callback's value that of a metric's variable: what groups count from now on is added to it.
 
-        Args:
-            number: that of the variable.
-            value: the value.
-
         Returns:
             Whether an epoch is not over, so that others need to know.
         """

@@ -21,8 +21,9 @@ from tfdist.strategies.coordinator.members.cut_links import CutLinks
 from tfdist.strategies.coordinator.members.group_answers import GroupAnswers
 from tfdist.strategies.coordinator.members.membership import Membership
 from tfdist.strategies.coordinator.members.probe import PROBE_SECONDS, answering
+from tfdist.strategies.coordinator.members.queue_readers import coordinator_of
 from tfdist.strategies.coordinator.members.server_watch import ServerWatch
-from tfdist.strategies.coordinator.members.worker_groups import WorkerGroup, coordinator_of, groups_of, peers
+from tfdist.strategies.coordinator.members.worker_groups import WorkerGroup, groups_of, peers
 from tfdist.strategies.coordinator.training_loop import OpenEpochs
 from tfdist.strategies.keras_hooks import optimizer, trainer
 from tfdist.strategies.keras_hooks.interface import KerasHooks

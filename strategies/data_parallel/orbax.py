@@ -18,12 +18,7 @@ def leave_to_chief(callbacks: Iterable[Any], is_chief: bool) -> None:
 
 
 class _OfChief:
-    """In place of Orbax' checkpointer on the chief.
-
-    Args:
-        checkpointer: that one.
-        directory: where it writes.
-    """
+    """In place of Orbax' checkpointer on the chief."""
 
     def __init__(self, checkpointer: Any, directory: Any) -> None:
         self._checkpointer, self._directory = checkpointer, directory

@@ -29,11 +29,7 @@ class SameReads:
     """
 
     def __init__(
-        self,
-        calls: SameCalls,
-        names: Sequence[str],
-        board: Board | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, calls: SameCalls, names: Sequence[str], board: Board | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._calls, self._me = calls, calls.me
         self._others = [name for name in names if name != calls.me]
@@ -72,12 +68,7 @@ class SameReads:
             self._board.remove(f"reads/{self._reads - 1}/{self._me}")
 
     def outlast(self, names: Sequence[str], seconds: float) -> None:
-        """Waits until the programs of other tasks have ended. The first task keeps what readers tell each other.
-
-        Args:
-            names: their names.
-            seconds: for how long at most.
-        """
+        """Waits, so many seconds, until programs of other tasks have ended. The first keeps what readers tell each other."""
         deadline = self._clock() + seconds
         with contextlib.suppress(DifferentCallsError):  # A task is gone: nobody reads any more.
             for name in names:

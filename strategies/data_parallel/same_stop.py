@@ -22,12 +22,7 @@ _log = logging.getLogger("tfdist")
 
 
 class SameStop(keras.callbacks.Callback):
-    """Makes `fit` stop in all tasks, or in none. It runs after the user's callbacks.
-
-    Args:
-        calls: the calls of this task.
-        requests: what travels with the metrics.
-    """
+    """Makes `fit` stop in all tasks, or in none. It runs after the user's callbacks."""
 
     tfdist_reads_batches = False  # See keras_hooks/trainer.py.
 

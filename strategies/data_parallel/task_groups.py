@@ -91,11 +91,7 @@ class TaskGroups:
         return [next(found) if value.shape.is_fully_defined() else sum_of(value) for value in values]
 
     def check_same(self, nested: Any) -> None:
-        """Checks, in a step, that all tasks of this replica have the same examples.
-
-        Args:
-            nested: nested tensors, ragged and sparse ones included.
-        """
+        """Checks, in a step, that all tasks of this replica have the same examples."""
         leaves = tf.nest.flatten(nested, expand_composites=True)
         prints = [_fingerprint(leaf) for leaf in leaves if isinstance(leaf, tf.Tensor) and leaf.dtype not in _OPAQUE]
         if not prints:

@@ -115,13 +115,7 @@ class Evaluations:
             callback.best = callback.best if best is None else best
 
     def evaluate(self, checkpoint: Checkpoint, run: str | None, job: str | None) -> None:
-        """Evaluates one checkpoint and records the result when all of it is written. A deleted checkpoint is left out.
-
-        Args:
-            checkpoint: the checkpoint.
-            run: the present run of the chief's program.
-            job: the job that the checkpoint belongs to.
-        """
+        """Evaluates one checkpoint and records the result when all of it is written. A deleted checkpoint is left out."""
         assert self._validation is not None
         self.build()
         model = self._model

@@ -18,11 +18,7 @@ from tfdist.strategies.coordinator.members.worker_groups import WorkerGroup
 from tfdist.strategies.hogwild.inner_steps import InnerSteps
 from tfdist.strategies.hogwild.model_blocks import ModelBlocks
 from tfdist.strategies.hogwild.replicas.block_registry import Use
-from tfdist.strategies.hogwild.replicas.step_counters import (
-    StepCounters,
-    counters_of,
-    rates_of,
-)
+from tfdist.strategies.hogwild.replicas.step_counters import StepCounters, counters_of, rates_of
 from tfdist.strategies.hogwild.synchronization.control import CallNumbers, Control
 from tfdist.strategies.hogwild.timing.measured_delay import FIRST, MeasuredDelay
 from tfdist.strategies.hogwild.timing.schedules import is_due

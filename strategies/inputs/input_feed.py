@@ -106,9 +106,6 @@ class InputFeed(BatchIterator):
 def _packer_of(spec: Any) -> Callable[[Iterator[Any]], Any] | None:
     """Returns a function from the tensors of an element, in the order of tf.data, to the element.
 
-    Args:
-        spec: the nested `tf.TypeSpec` of an element.
-
     Returns:
         None if an element has anything but tensors in plain tuples and dicts.
     """

@@ -67,13 +67,7 @@ class WorkerInput(BatchSource):
         return WorkerInputIterator(self)
 
     def begin(self, group: int, start: int, device: str) -> None:
-        """Makes the iterator of a worker group, once for each start of the group.
-
-        Args:
-            group: the number of the group.
-            start: how many times the group has been started.
-            device: the device that reads.
-        """
+        """Makes the iterator of a worker group, once for each start of the group."""
         if self._begun.get(group) == start:
             return
         with tf.device(device):
@@ -113,12 +107,7 @@ class WorkerInput(BatchSource):
 
 
 def next_batch(element_spec: Any, handle: Any) -> Any:
-    """Returns the next batch of an iterator, in a function that a group runs.
-
-    Args:
-        element_spec: the nested `tf.TensorSpec` of a batch.
-        handle: the handle of the iterator.
-    """
+    """Returns the next batch of an iterator, in a function that a group runs."""
     with tf.device("/device:CPU:0"):
         values = tf.raw_ops.IteratorGetNext(iterator=handle, **_types_and_shapes(element_spec))
     return tf.nest.pack_sequence_as(element_spec, values)

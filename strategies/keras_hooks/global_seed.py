@@ -28,8 +28,11 @@ REPLICA_STRIDE = 15_485_863
 _UPDATE_SEED = random.SystemRandom().getrandbits(31)
 """TensorFlow's seed for updates, if the program has set none. Replicas of several tasks always have one."""
 
-_generators: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-_cleared: weakref.WeakSet[Any] = weakref.WeakSet()  # Strategies whose next step gets another generator.
+_GENERATOR = "_tfdist_seed_generator"
+"""The attribute of a strategy with its generator, whose state holds the strategy: they are freed together."""
+
+_prepared: weakref.WeakSet[Any] = weakref.WeakSet()  # Strategies that have a generator.
+_cleared: weakref.WeakSet[Any] = weakref.WeakSet()  # Those whose next step gets another one.
 
 
 def install() -> None:
@@ -48,18 +51,19 @@ def prepare(strategy: tf.distribute.Strategy) -> None:
 
     The state of `random`, from which Keras draws the seed, stays as it is: other random numbers are those of one process.
     """
-    if strategy in _generators and strategy not in _cleared:
+    if strategy in _prepared and strategy not in _cleared:
         return
     _cleared.discard(strategy)
     state = random.getstate()
     with tf.init_scope(), strategy.scope():
-        _generators[strategy] = keras.random.SeedGenerator()
+        setattr(strategy, _GENERATOR, keras.random.SeedGenerator())
+    _prepared.add(strategy)
     random.setstate(state)
 
 
 def state_of(strategy: tf.distribute.Strategy) -> list[Any]:
     """Returns the Keras variable with the state of a strategy's generator, in a list; an empty one before `prepare`."""
-    generator = _generators.get(strategy)
+    generator = getattr(strategy, _GENERATOR, None)
     return [] if generator is None else [generator.state]
 
 
@@ -117,20 +121,20 @@ def _seeds_of_update(replica: Any, seed: int | None, op_seed: int | None) -> tup
 def _reset_graph(original: Callable[..., Any]) -> None:
     """Is called by `clear_session`. A step that is traced before the next call of `fit` keeps the generator."""
     original()
-    _cleared.update(_generators)
+    _cleared.update(_prepared)
 
 
 def _set_global_attribute(original: Callable[..., Any], name: str, value: Any) -> None:
     """Is called by `set_random_seed`, with None for Keras' own generator."""
     original(name, value)
     if name == GLOBAL_SEED_GENERATOR and value is None:
-        _cleared.update(_generators)
+        _cleared.update(_prepared)
 
 
 def _global_seed_generator(original: Callable[..., Any]) -> Any:
     if tf.executing_eagerly() and replica_context.current() is None:
         return original()
-    if (strategy := build_scope.strategy_in_own_loop()) is not None and strategy not in _generators:
+    if (strategy := build_scope.strategy_in_own_loop()) is not None and strategy not in _prepared:
         build_scope.outside_of_steps(strategy, lambda: prepare(strategy))
-    generator = _generators.get(tf.distribute.get_strategy())
+    generator = getattr(tf.distribute.get_strategy(), _GENERATOR, None)
     return original() if generator is None else generator

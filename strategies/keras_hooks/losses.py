@@ -133,10 +133,7 @@ def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sam
         return original(loss, y_true, y_pred, sample_weight)
     held, rows = _held_updates(loss, y_true, y_pred, replica), first_dimensions(y_true, y_pred)
     arguments = () if _is_known(loss) else (y_true, y_pred)
-    with (
-        replaced(replica, has_scalar_loss=False, rows_of_function=rows, arguments=arguments),
-        held or contextlib.nullcontext(),
-    ):
+    with replaced(replica, has_scalar_loss=False, rows_of_function=rows, arguments=arguments), held or contextlib.nullcontext():
         value = original(loss, y_true, y_pred, sample_weight)
         is_scalar = replica.has_scalar_loss
     if not is_scalar and not is_over_batch(loss, y_pred) and not _is_by_class(loss, y_true, y_pred):
@@ -164,14 +161,7 @@ def _of_whole_batch(
 ) -> Any:
     """Returns a loss that is one number for a batch, or compares the examples, computed on the whole batch.
 
-    Args:
-        original: computes the loss.
-        loss: the loss object, its first argument.
-        y_true: of this replica.
-        y_pred: of this replica.
-        sample_weight: of this replica.
-        value: what `original` has returned for these.
-        replica: the current replica.
+    `value` is what `original` has returned for the batch of this replica.
     """
     if replica.recorded is not None:
         return 0.0 * value  # It may be anything, and counts right below.

@@ -36,10 +36,6 @@ def apply(original: Callable[..., Any], optimizer: Any, grads: list[Any], traina
 def built_in_own_loop(optimizer: Any, variables: Any) -> Any:
     """Builds an optimizer for a step of the user's own in `strategy.run`, if it is not built; elsewhere it does nothing.
 
-    Args:
-        optimizer: the optimizer.
-        variables: what `apply` gets.
-
     Returns:
         The variables.
 

@@ -16,11 +16,7 @@ _log = logging.getLogger("tfdist")
 
 
 class TrainedLayers:
-    """Keeps `trainable` of the layers and variables of a model as it was when its step was traced first.
-
-    Args:
-        model: a Keras model.
-    """
+    """Keeps `trainable` of the layers and variables of a model as it was when its step was traced first."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

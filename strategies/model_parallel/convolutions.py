@@ -54,13 +54,7 @@ def _data_format(args: tuple[Any, ...], kwargs: dict[str, Any], place: int = 2) 
 
 
 def _computed(
-    original: Operation,
-    inputs: Any,
-    kernel: Any,
-    data_format: str | None,
-    axes: dict[int, str],
-    *args: Any,
-    **kwargs: Any,
+    original: Operation, inputs: Any, kernel: Any, data_format: str | None, axes: dict[int, str], *args: Any, **kwargs: Any
 ) -> Any:
     """Returns a convolution.
 

@@ -60,10 +60,6 @@ class DescribedLayouts(keras.distribution.ModelParallel):  # type: ignore[misc]
     def check_matched(self, model: str, variables: Sequence[Any]) -> None:
         """Checks that every pattern has matched a variable, now that a model is built.
 
-        Args:
-            model: its name.
-            variables: its trainable variables.
-
         Raises:
             ValueError: with the patterns that have not, and the variables of the model.
         """

@@ -30,11 +30,7 @@ _ADVICE = (
 
 
 def install(strategy: Any) -> None:
-    """Makes new variables, `fit`, `evaluate` and their like check the distribution. Calling it again changes the strategy.
-
-    Args:
-        strategy: that of this process.
-    """
+    """Makes new variables, `fit`, `evaluate` and their like check the distribution. Calling it again changes the strategy."""
     _strategies[:] = [strategy]
     patches.MAKE_FUNCTION.patch(_make_function)
     patches.INITIALIZE.patch(_initialize)

@@ -30,12 +30,7 @@ def install() -> None:
 
 
 def warn_of_lost_updates(model: Any, extended: ServerExtended) -> None:
-    """Logs a warning that names weights that the workers assign as a whole, if several groups train them.
-
-    Args:
-        model: the Keras model.
-        extended: that of the strategy.
-    """
+    """Logs a warning that names weights that the workers assign as a whole, if several groups train them."""
     if not extended.has_several_groups:
         return
     layers = [each for each in model._flatten_layers() if isinstance(each, keras.layers.SpectralNormalization)]

@@ -289,12 +289,7 @@ def current() -> StepReads:
 
 @contextlib.contextmanager
 def reading(variables: Sequence[Any], rounded: bool = False) -> Iterator[StepReads]:
-    """Surrounds the tracing of a step whose replicas read these variables (`ServerVariable`), the small ones fused.
-
-    Args:
-        variables: the variables.
-        rounded: as for `StepReads`.
-    """
+    """Surrounds the tracing of a step whose replicas read these variables (`ServerVariable`), the small ones fused."""
     global _current
     outer, _current = _current, StepReads(_fuse(variables, rounded), rounded)
     try:

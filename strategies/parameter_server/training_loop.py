@@ -38,12 +38,7 @@ class Steps:
     """
 
     def __init__(
-        self,
-        model: Any,
-        function: GroupFunction,
-        metric_logs: MetricLogs,
-        executions: Executions,
-        turns: Turns | None = None,
+        self, model: Any, function: GroupFunction, metric_logs: MetricLogs, executions: Executions, turns: Turns | None = None
     ) -> None:
         self._model = model
         self._function = function

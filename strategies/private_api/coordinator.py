@@ -8,7 +8,7 @@ from tfdist.strategies.private_api.checks import need, need_attributes, need_fun
 _MODULE = "tensorflow.python.distribute.coordinator.cluster_coordinator"
 _CONTEXT_MODULE = "tensorflow.python.distribute.coordinator.coordinator_context"
 
-# The reader of its queue of functions: coordinator/members/worker_groups.py makes one for each worker group.
+# The reader of its queue of functions: coordinator/members/queue_readers.py makes one for each worker group.
 CoordinatorWorker: Any = need(_MODULE, "Worker")
 need_attributes(CoordinatorWorker, "failure_handler", "_cluster")
 

@@ -6,10 +6,7 @@ from tfdist.strategies.private_api.checks import need, need_function
 
 _CollectiveAllReduce: Any = need("tensorflow.python.distribute.cross_device_ops", "CollectiveAllReduce")
 need_function(
-    _CollectiveAllReduce,
-    "__init__",
-    "self, devices, group_size, options, collective_keys, canonicalize_devices",
-    "calls",
+    _CollectiveAllReduce, "__init__", "self, devices, group_size, options, collective_keys, canonicalize_devices", "calls"
 )
 
 

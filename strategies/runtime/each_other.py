@@ -115,11 +115,6 @@ class _Door:
 def greet(name: str, task: Task, deadline: Deadline) -> Missing | None:
     """Greets a task.
 
-    Args:
-        name: who greets.
-        task: who is greeted, with its address.
-        deadline: when to stop waiting for the answer.
-
     Returns:
         None if the task waits, and knows now that `name` does; else what was found.
     """

@@ -37,14 +37,8 @@ class StartTimeoutError(TimeoutError):
 class Missing(enum.Enum):
     """Why a task counts as not started: what was found, and what to do."""
 
-    SILENT = (
-        "no answer from",
-        "start these tasks, or check that their addresses can be reached from here",
-    )
-    NO_ADDRESS = (
-        "this machine finds no address for the name of",
-        "correct that name, or make it known here (DNS, /etc/hosts)",
-    )
+    SILENT = ("no answer from", "start these tasks, or check that their addresses can be reached from here")
+    NO_ADDRESS = ("this machine finds no address for the name of", "correct that name, or make it known here (DNS, /etc/hosts)")
     NOT_TENSORFLOW = (
         "something else than a TensorFlow server answers at the address of",
         "end that program, or describe another port",
@@ -94,12 +88,7 @@ def waiting_for(tasks: Iterable[Task]) -> str:
 
 
 def note_failures(tasks: Iterable[Task], reason: str | None) -> None:
-    """Notes why these tasks will not start, which ends every wait for them; None: they are being started.
-
-    Args:
-        tasks: tasks with addresses.
-        reason: a sentence.
-    """
+    """Notes why these tasks will not start, which ends every wait for them; None: they are being started."""
     for task in tasks:
         if reason is None:
             _failures.pop(task.address, None)

@@ -27,12 +27,7 @@ _MOST_BYTES = 2**16  # Of an answer: what a sender may send before it is told to
 
 
 def why_missing(task: Task, deadline: Deadline) -> Missing | None:
-    """Returns None if the TensorFlow server of `task` answers at its address.
-
-    Args:
-        task: a ps or worker with an address.
-        deadline: when to stop waiting for the answer.
-    """
+    """Returns None if the TensorFlow server of `task` answers at its address."""
     try:
         connection = connect(task, deadline.within(CONNECT_SECONDS))
     except OSError as error:

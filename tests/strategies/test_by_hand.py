@@ -102,13 +102,6 @@ def test_a_server_without_a_chief_names_it_and_gives_up(start, script):
     assert "no answer from chief:0 (localhost:" in job.output
 
 
-def test_a_single_program_starts_and_ends_its_servers(start, script):
-    job = start(script(TRAINS.format(argument="'STANDARD_1'")))
-    assert job.wait() == 0, job.output
-    assert "trained 4 steps as ParameterServer" in job.output
-    assert job.left(within=10) == {}
-
-
 def test_a_single_program_that_is_killed_leaves_no_server_and_no_file(start, script, small_cluster, tmp_path):
     body = """
         import time, tfdist

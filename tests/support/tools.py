@@ -24,7 +24,6 @@ TOOLS: dict[str, tuple[Sequence[str], Sequence[str], str]] = {
     "ray": ([], ["ray"], "pip install -e '.[ray]'"),
     "orbax": ([], ["orbax", "jax"], "pip install orbax-checkpoint"),
     "kubernetes": ([], ["kubernetes", "kubernetes_validate"], "pip install -e '.[test]'"),
-    "sphinx": ([], ["sphinx", "furo", "myst_parser"], "pip install -e '.[docs]'"),
     "zsh": (["zsh"], [], "apt-get install zsh"),
     "fish": (["fish"], [], "apt-get install fish"),
     "git": (["git"], [], "apt-get install git"),

@@ -40,7 +40,7 @@ libc.getenv.restype = ctypes.c_void_p
 FORK_SERVER = "tfdist.launch.backends.local.fork_server"
 PROCESSES = "tfdist.launch.backends.local.processes"
 COMMANDS = (
-    "tfdist.launch.commands.cli",
+    "tfdist.launch.commands.run_command",
     "tfdist.launch.commands.job_commands",
     "tfdist.launch.commands.scale_command",
     "tfdist.launch.background.background_jobs",

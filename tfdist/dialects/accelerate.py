@@ -128,9 +128,7 @@ def _read(values: Values) -> Cluster | RankInfo:
         raise values.error("main_process_ip", f"{machines} machines need a place to meet; give the address of the first")
     per_machine = size // machines
     check_places(
-        values,
-        ("main_process_ip", "main_process_port", "machine_rank"),
-        RankInfo(size, 0, values.source, gpus=gpus).outline(),
+        values, ("main_process_ip", "main_process_port", "machine_rank"), RankInfo(size, 0, values.source, gpus=gpus).outline()
     )
     return RankInfo(
         size=size,

@@ -28,10 +28,7 @@ WAYS = (
 
 
 def read(
-    source: object = None,
-    *,
-    hostfile: "str | os.PathLike[str] | None" = None,
-    overrides: Mapping[str, Any] | None = None,
+    source: object = None, *, hostfile: "str | os.PathLike[str] | None" = None, overrides: Mapping[str, Any] | None = None
 ) -> Cluster:
     """Reads a cluster description in any dialect.
 
@@ -65,10 +62,7 @@ def read(
 
 
 def description(
-    source: object = None,
-    *,
-    hostfile: "str | os.PathLike[str] | None" = None,
-    overrides: Mapping[str, Any] | None = None,
+    source: object = None, *, hostfile: "str | os.PathLike[str] | None" = None, overrides: Mapping[str, Any] | None = None
 ) -> Described:
     """Reads a description as `read` does; returns a RankInfo if it gives ranks, but no addresses."""
     options = {name: value for name, value in (overrides or {}).items() if value is not None}

@@ -83,10 +83,7 @@ def cluster_of(
         needs_chief: whether the first worker is called chief where no ps serve, for languages that have no cluster without one.
     """
     has_chief = (base is not None and bool(base.job("chief"))) or option.chief_apart or (needs_chief and not option.ps)
-    changed: dict[str, Any] = {
-        "tasks": _tasks(option, base, machines, has_chief),
-        "separate_servers": not option.colocated,
-    }
+    changed: dict[str, Any] = {"tasks": _tasks(option, base, machines, has_chief), "separate_servers": not option.colocated}
     if base is None:
         cluster = Cluster(**changed, source=Source("planner", "tfdist plan"))
     else:

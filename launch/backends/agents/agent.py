@@ -130,7 +130,7 @@ class _Agent:
         listening = {task.name for task in cluster.training_tasks if task.name in mine}
         self._await_ports(job.cluster, mine, hello["port_seconds"])
         files, longest_stop = JobFiles(folder / "log", folder), hello["silence"] + STOPPED_SECONDS
-        self._tasks = LocalTasks(planned, files, listening, adopt=True, longest_stop=longest_stop)
+        self._tasks = LocalTasks(planned, files, listening, longest_stop=longest_stop)
         self._tasks.also_wait_for(launcher)
         launcher.say(
             {

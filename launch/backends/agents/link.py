@@ -31,12 +31,7 @@ class Link:
     """
 
     def __init__(
-        self,
-        host: str,
-        command: list[str],
-        first_line: dict[str, Any],
-        log: Path,
-        popen: Callable[..., Any] = subprocess.Popen,
+        self, host: str, command: list[str], first_line: dict[str, Any], log: Path, popen: Callable[..., Any] = subprocess.Popen
     ) -> None:
         """Starts the command with `popen`, and sends `first_line`, which the bootstrap and the agent read.
 

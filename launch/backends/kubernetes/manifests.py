@@ -128,10 +128,7 @@ def _trainjob(job: Job, given: Mapping[str, Any], name: str) -> dict[str, Any]:
         if option in job.options:
             raise Source("flags", f"--{option}").error("the pods of a TrainJob are those of its runtime; set it there")
     if runtime is None:
-        raise _error(
-            "runtime",
-            "a TrainJob needs a ClusterTrainingRuntime; `kubectl get clustertrainingruntimes` lists them",
-        )
+        raise _error("runtime", "a TrainJob needs a ClusterTrainingRuntime; `kubectl get clustertrainingruntimes` lists them")
     if {task.job for task in job.cluster.tasks} != {"worker"}:
         raise job.cluster.source.error(
             f"TrainJob has one kind of pods, and the cluster has {job.cluster.describe()}; use --kubernetes_kind job"

@@ -9,13 +9,7 @@ from tfdist.launch.jobs.job_status import JobStatus, State, TaskStatus
 from tfdist.messages import printable
 from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
 
-_PULL = {
-    "ErrImagePull",
-    "ImagePullBackOff",
-    "InvalidImageName",
-    "ErrImageNeverPull",
-    "RegistryUnavailable",
-}
+_PULL = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
 _INDEX_KEYS = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index")
 _NODE_GONE = "Kubernetes has taken its node away"
 _SUCCEEDED, _FAILED = ("Complete", "Succeeded"), ("Failed", "FailureTarget")

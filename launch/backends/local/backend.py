@@ -68,7 +68,7 @@ def start(plan: Plan, files: JobFiles) -> "LocalTasks":
 
     Raises ClusterError if a described port is taken.
     """
-    return LocalTasks(plan, files, {task.name for task in plan.job.cluster.training_tasks}, adopt=True)
+    return LocalTasks(plan, files, {task.name for task in plan.job.cluster.training_tasks})
 
 
 def keep(tasks: Any) -> list[Event]:
@@ -90,10 +90,10 @@ class LocalTasks:
         cluster: the cluster, with the addresses of these tasks.
     """
 
-    def __init__(self, plan: Plan, files: JobFiles, listening: set[str], *, adopt: bool, longest_stop: float = 0.0) -> None:
+    def __init__(self, plan: Plan, files: JobFiles, listening: set[str], *, longest_stop: float = 0.0) -> None:
         """Holds the ports of the tasks that will listen here, `listening`, and starts the fork server.
 
-        For `adopt` and `longest_stop` see `LocalProcesses`.
+        For `longest_stop` see `LocalProcesses`.
 
         Raises:
             ClusterError: if a described port is taken.
@@ -105,11 +105,11 @@ class LocalTasks:
         self._probe = ListenProbe(tasks if len(self.cluster.training_tasks) > 1 else ())
         removed = [files.report_dir] if files.report_dir and files.report_dir != files.log_dir else []
         planned = plan.with_cluster(self.cluster)
-        if adopt and _kept and _kept[0].use_for(planned, removed):
+        if _kept and _kept[0].use_for(planned, removed):
             self._processes = _kept.pop()
         else:
             release()
-            self._processes = LocalProcesses(planned, files.log_dir, removed=removed, adopt=adopt, longest_stop=longest_stop)
+            self._processes = LocalProcesses(planned, files.log_dir, removed=removed, adopt=True, longest_stop=longest_stop)
         self._pipes: dict[str, Pipe] = {}
         self._pids: dict[str, int] = {}
         self._memory = MemoryProbe()
@@ -213,9 +213,4 @@ class LocalTasks:
         self._pending.append(Output(name, b"", is_last=True))
 
 
-BACKEND = Backend(
-    name="local",
-    title="processes on this machine",
-    plan=plan,
-    runs=Attached(start, keep=keep, release=release),
-)
+BACKEND = Backend(name="local", title="processes on this machine", plan=plan, runs=Attached(start, keep=keep, release=release))

@@ -35,14 +35,7 @@ than this many times the usual duration. They have half of `lost_seconds` for it
 
 
 class Backups:
-    """Looks after the executions of one strategy.
-
-    Args:
-        executions: the executions.
-        answers: asks groups for an answer.
-        membership: which groups are live.
-        lost_seconds: how long a task may give no answer.
-    """
+    """Looks after the executions of one strategy."""
 
     def __init__(self, executions: Executions, answers: GroupAnswers, membership: Membership, lost_seconds: float) -> None:
         self._executions = executions
@@ -77,7 +70,7 @@ class Backups:
         stuck = self._executions.late(seconds=LINK_SHARE * self._lost_seconds, times=LINK_TIMES)
         for group in {group for each in stuck for group in list(each.running)}.difference(silent):
             if self._membership.is_live(group):
-                self._answers.leave_out_if_cut(group, self._lost_seconds / 2)
+                self._answers.links.look(group, self._lost_seconds / 2)
 
     def give_up_idle(self) -> None:
         """Gives up live groups that run nothing and do not answer: the chief's next new function would wait for them."""

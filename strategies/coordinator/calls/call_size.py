@@ -13,12 +13,7 @@ calls."""
 
 
 def batches_per_call(batches: int, batch_bytes: int) -> int:
-    """Returns how many of so many batches, at least one, the chief sends with a call: all, or an equal part of them.
-
-    Args:
-        batches: number of batches.
-        batch_bytes: bytes that the chief sends for a batch.
-    """
+    """Returns how many of so many batches, at least one, the chief sends with a call: all, or an equal part of them."""
     most = max(1, MOST_CALL_BYTES // max(1, batch_bytes))
     return math.ceil(batches / math.ceil(batches / most))
 

@@ -20,8 +20,8 @@ from tfdist.strategies.coordinator.calls.tracing import tracing_lock
 from tfdist.strategies.coordinator.members.call_gate import CallGate
 from tfdist.strategies.coordinator.members.group_answers import GroupAnswers
 from tfdist.strategies.coordinator.members.membership import Membership
+from tfdist.strategies.coordinator.members.queue_readers import GroupCall
 from tfdist.strategies.coordinator.members.server_watch import ServersGoneError, ServerWatch
-from tfdist.strategies.coordinator.members.worker_groups import GroupCall
 from tfdist.strategies.private_api.coordinator import dispatch_context, schedule_for_reader, schedule_on_coordinator
 from tfdist.strategies.runtime import chief_device
 from tfdist.strategies.runtime.deadline import Deadline
@@ -259,7 +259,7 @@ class Executions:
                 raise
             if self._answers.is_any_complete(silent):
                 gone = Deadline.after(self._lost_seconds)
-            elif gone.expired() or self._answers.seconds_cut() >= self._lost_seconds:
+            elif gone.expired() or self._answers.links.seconds_cut() >= self._lost_seconds:
                 self._fail(
                     f"no worker group has been complete for {self._lost_seconds:.0f} s, "
                     f"{self._answers.why_incomplete(silent)}; training cannot go on without one"

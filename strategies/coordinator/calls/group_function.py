@@ -126,12 +126,7 @@ class GroupFunction:
             )
 
     def _trace_packed(
-        self,
-        group: tuple[Any, tuple[str, ...]],
-        devices: tuple[str, ...],
-        like: "HostBatch",
-        specs: list[Any],
-        stacked: bool,
+        self, group: tuple[Any, tuple[str, ...]], devices: tuple[str, ...], like: "HostBatch", specs: list[Any], stacked: bool
     ) -> Any:
         """Returns the function for batches that arrive as bytes: one function if they differ in some dimensions only.
 

@@ -67,12 +67,7 @@ class CutLinks:
         return "; ".join(dict.fromkeys(sentence for sentence, _ in self._cut.values()))
 
     def leave_out(self, error: Exception, device: str) -> bool:
-        """Leaves out the group with this leader if the error of its call is that of a cut link. Returns whether it did.
-
-        Args:
-            error: what a call to the group raised.
-            device: the device of the leader of the group.
-        """
+        """Leaves out the group with this leader if the error of its call is that of a cut link. Returns whether it did."""
         group = self._group_of.get(device)
         if group is None or not isinstance(error, tf.errors.UnavailableError):
             return False

@@ -23,8 +23,11 @@ class GroupAnswers:
         groups: the worker groups.
         workers: the worker tasks, with addresses.
         membership: is told which groups are lost.
-        links: the groups that are left out because of a link.
+        links: as the attribute.
         servers: the ps tasks, with addresses.
+
+    Attributes:
+        links: the groups that are left out because of a link, although their workers answer.
     """
 
     def __init__(
@@ -35,7 +38,7 @@ class GroupAnswers:
         links: CutLinks,
         servers: Sequence[Task] = (),
     ) -> None:
-        self._links = links
+        self.links = links
         self._servers = tuple(servers)
         self._tasks_of = {group.number: group.tasks for group in groups}
         self._workers = {task.index: task for task in workers}
@@ -48,17 +51,13 @@ class GroupAnswers:
 
     def is_any_complete(self, silent: Iterable[Task]) -> bool:
         """Returns whether all workers of some group answer, and reach what they need, if only `silent` do not answer."""
-        indices, cut = {task.index for task in silent}, self._links.groups
+        indices, cut = {task.index for task in silent}, self.links.groups
         return any(indices.isdisjoint(tasks) for group, tasks in self._tasks_of.items() if group not in cut)
-
-    def seconds_cut(self) -> float:
-        """Returns for how long no group has reached what it needs, although its workers answer."""
-        return self._links.seconds_cut()
 
     def why_incomplete(self, silent: Sequence[Task]) -> str:
         """Returns what is wrong with the groups if none is complete."""
         found = [f"there is no answer from {waiting_for(silent)}"] if silent else []
-        return "; ".join(filter(None, [*found, self._links.sentence()]))
+        return "; ".join(filter(None, [*found, self.links.sentence()]))
 
     def silent_in(self, groups: Iterable[int], seconds: float, even_if_cut_off: bool = False) -> dict[int, list[Task]]:
         """Asks the workers of these groups for an answer. Returns those without one, by group.
@@ -79,12 +78,7 @@ class GroupAnswers:
         return {group: tasks for group, tasks in silent.items() if tasks}
 
     def leave_out(self, silent: Mapping[int, Sequence[Task]], level: int = logging.WARNING) -> None:
-        """Notes that groups are lost, and ends the calls to those of their workers that do not answer.
-
-        Args:
-            silent: these workers, by group.
-            level: of the message that names them.
-        """
+        """Notes that groups are lost, and ends the calls to those of their workers that do not answer."""
         for group, tasks in silent.items():
             _log.log(
                 level,
@@ -97,16 +91,8 @@ class GroupAnswers:
             for task in tasks:
                 disconnect(task)
 
-    def leave_out_if_cut(self, group: int, seconds: float) -> None:
-        """Leaves out a group, whose workers answer, if one of them does not reach a ps. See `CutLinks.look`."""
-        self._links.look(group, seconds)
-
     def give_up(
-        self,
-        groups: Iterable[int],
-        seconds: float = PROBE_SECONDS,
-        level: int = logging.WARNING,
-        even_if_cut_off: bool = False,
+        self, groups: Iterable[int], seconds: float = PROBE_SECONDS, level: int = logging.WARNING, even_if_cut_off: bool = False
     ) -> None:
         """Leaves out the groups with a worker that does not answer. See `silent_in` and `leave_out`.
 

@@ -107,11 +107,6 @@ def restore(replicas: Any, model: Any, state: dict[str, Any]) -> None:
 
     The state of the outer optimizer is restored for any number of ps tasks. The state of the groups is restored if the number
     of groups is the same; otherwise each group starts from the chief's values. State that does not fit the model is left out.
-
-    Args:
-        replicas: the `LocalReplicas` of the strategy.
-        model: the Keras model.
-        state: what `state_of` returned, or an empty dict.
     """
     if not state:
         _log.debug("the file has no state of worker groups; each starts from the chief's values")

@@ -162,12 +162,7 @@ class Collector:
 
 
 class _Flushes:
-    """What groups answer. Any thread may call the methods.
-
-    Args:
-        asked: the groups that are asked for each block.
-        deadline: when all have to be done.
-    """
+    """What groups answer. Any thread may call the methods."""
 
     def __init__(self, asked: Mapping[ParameterBlock, Sequence[int]], deadline: Deadline) -> None:
         self.deadline = deadline

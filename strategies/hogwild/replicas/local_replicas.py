@@ -45,10 +45,6 @@ _log = logging.getLogger("tfdist")
 class LocalReplicas:
     """Manages the local replicas of all worker groups.
 
-    Args:
-        strategy: the Hogwild strategy.
-        membership: which worker groups are live.
-
     Attributes:
         outer_optimizer: changes the global parameters when groups push.
         registry: the blocks, and which variables the functions of groups use.

@@ -51,12 +51,7 @@ class _Known:
 
 
 def restore(strategy: Any, lost: Sequence[Task]) -> None:
-    """Gives these ps their shards of all blocks back.
-
-    Args:
-        strategy: the Hogwild strategy.
-        lost: the ps that have been restarted.
-    """
+    """Gives these ps their shards of all blocks back."""
     devices = {device_of(task) for task in lost}
     groups: set[int] = set()
     alone = False  # Whether shards come back from the chief's values alone.

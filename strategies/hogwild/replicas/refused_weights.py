@@ -23,12 +23,7 @@ def check_not_own(model: Any) -> None:
 
 
 def check_are_real(model: Any, groups: int) -> None:
-    """Raises ValueError if several groups would each train a complex weight by itself: they synchronize real numbers.
-
-    Args:
-        model: the Keras model.
-        groups: number of worker groups.
-    """
+    """Raises ValueError if several groups would each train a complex weight by itself: they synchronize real numbers."""
     refused = [weight for weight in model.trainable_weights if "complex" in weight.dtype]
     if refused and groups > 1:
         raise ValueError(

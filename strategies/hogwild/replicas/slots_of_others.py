@@ -31,11 +31,6 @@ def take(slots: Sequence[LocalVariable], device: str, others: Iterable[str]) -> 
     """Assigns the slots of the first other group that answers to those of a group. Returns whether there is one.
 
     The other one trains meanwhile: the slots are those of two or three of its updates.
-
-    Args:
-        slots: the slots.
-        device: the leader of the group.
-        others: the leaders of the groups that have slots.
     """
     for other in others:
         try:

@@ -56,12 +56,7 @@ class Compressor(abc.ABC):
 
     @abc.abstractmethod
     def decode(self, message: Message, n: int) -> Any:
-        """Returns the n values that `message` stands for, float32 [n].
-
-        Args:
-            message: the tensors that `encode` returned.
-            n: number of values.
-        """
+        """Returns the n values that `message` stands for, float32 [n]."""
 
     @abc.abstractmethod
     def size(self, n: int) -> int:

@@ -36,13 +36,7 @@ class Round(NamedTuple):
 
 
 def arrive(
-    round_: Round,
-    group: Any,
-    wanted: Any,
-    live: Any,
-    arrays: ModuleType | Any,
-    begins: Any = False,
-    fragments: int = 1,
+    round_: Round, group: Any, wanted: Any, live: Any, arrays: ModuleType | Any, begins: Any = False, fragments: int = 1
 ) -> tuple[Round, Any, Any]:
     """Notes a push.
 

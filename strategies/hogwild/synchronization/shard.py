@@ -105,11 +105,6 @@ class Shard:
 
         A late push does not wait, see rounds.py.
 
-        Args:
-            round_: what `apply` returned.
-            awaited: what `apply` returned.
-            control: has the grace time.
-
         Returns:
             The global parameters, [n]; and int64 [2]: the number of complete rounds, and 1 if they include the push, else 0.
         """

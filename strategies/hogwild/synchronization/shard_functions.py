@@ -19,11 +19,7 @@ _RESOURCE = tf.TensorSpec([], tf.resource)
 
 
 class ShardFunctions:
-    """Traces the functions when they are first needed.
-
-    Args:
-        optimizer: the outer optimizer of all shards.
-    """
+    """Traces the functions when they are first needed."""
 
     def __init__(self, optimizer: OuterOptimizer) -> None:
         self._optimizer = optimizer

@@ -33,12 +33,7 @@ class Task(enum.Enum):
 
 
 class SynchronizationFunctions:
-    """Traces each function once for groups that look alike.
-
-    Args:
-        strategy: the Hogwild strategy.
-        optimizer: the outer optimizer.
-    """
+    """Traces each function once for groups that look alike."""
 
     def __init__(self, strategy: Any, optimizer: OuterOptimizer) -> None:
         self._strategy = strategy
@@ -53,12 +48,6 @@ class SynchronizationFunctions:
 
     def call(self, task: Task, block: ParameterBlock, group: int, numbers: Any) -> Any:
         """Runs a task on the leader of a group.
-
-        Args:
-            task: the task.
-            block: the block.
-            group: number of the group.
-            numbers: the numbers of its `Control`.
 
         Returns:
             The local replica, [size], where the task returns it, else a scalar.

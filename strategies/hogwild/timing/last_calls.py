@@ -27,10 +27,7 @@ class LastCalls:
     """
 
     def __init__(
-        self,
-        running: Callable[[], Set[int] | None],
-        training: Callable[[], Iterable[int]],
-        tell: Callable[[Set[int]], None],
+        self, running: Callable[[], Set[int] | None], training: Callable[[], Iterable[int]], tell: Callable[[Set[int]], None]
     ) -> None:
         self._running, self._training, self._tell = running, training, tell
         self._is_over = threading.Event()

@@ -73,12 +73,7 @@ def affords(size: int, servers: int) -> bool:
 
 
 def pairs(workers: Sequence[Task], servers: Sequence[Task]) -> list[tuple[Task, Task]]:
-    """Returns tasks with parameters and workers on other hosts to measure between, each worker once.
-
-    Args:
-        workers: the workers that train.
-        servers: the tasks that hold parameters.
-    """
+    """Returns tasks with parameters and workers on other hosts to measure between, each worker once."""
     found = []
     for place, worker in enumerate(workers):
         others = [server for server in servers if server.host != worker.host]
@@ -88,9 +83,7 @@ def pairs(workers: Sequence[Task], servers: Sequence[Task]) -> list[tuple[Task, 
 
 
 def slowest(
-    measured: Sequence[tuple[Task, Task]],
-    transfer: Callable[[Task, Task], Callable[[int], float]],
-    deadline: Deadline,
+    measured: Sequence[tuple[Task, Task]], transfer: Callable[[Task, Task], Callable[[int], float]], deadline: Deadline
 ) -> tuple[tuple[Task, Task], float] | None:
     """Returns the pair with the slowest network and its bytes per second; None if no speed is known.
 

@@ -5,11 +5,7 @@ import threading
 
 
 class PushesLeft:
-    """Counts the pushes of an epoch that are scheduled, and those that each group has begun.
-
-    Args:
-        groups: number of worker groups.
-    """
+    """Counts the pushes of an epoch that are scheduled, and those that each group has begun."""
 
     def __init__(self, groups: int) -> None:
         self._lock = threading.Lock()

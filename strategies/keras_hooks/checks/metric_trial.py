@@ -67,13 +67,7 @@ def settle(replica: Replica, metric: Any) -> None:
 
 
 def counted(replica: Replica, variable: Any, value: Any) -> Any:
-    """Returns what a replica assigns: the old value plus its share of a number of a batch, or `value` as it is.
-
-    Args:
-        replica: the current replica.
-        variable: the Keras variable.
-        value: what its step assigns.
-    """
+    """Returns what a replica assigns: the old value plus its share of a number of a batch, or `value` as it is."""
     if replica.share is None or id(variable) not in _by_share or metric_sums.is_zero(value):
         return value
     old = variable.value
@@ -86,12 +80,7 @@ def gets_sums(metric: Any) -> bool:
 
 
 class Judgement:
-    """What is to be said of the metrics of a model.
-
-    Args:
-        model: the Keras model.
-        replicas: how many replicas share a batch.
-    """
+    """What is to be said of the metrics of a model."""
 
     def __init__(self, model: Any, replicas: int) -> None:
         self._model, self._replicas = model, replicas

@@ -30,15 +30,7 @@ OUTPUT = "an output"
 _ROUNDINGS = 1000.0
 """How many times the rounding of a variable's value is added to the norm of its change."""
 
-_READS = (
-    "ReadVariableOp",
-    "VariableShape",
-    "ResourceGather",
-    "ResourceGatherNd",
-    "VarHandleOp",
-    "Placeholder",
-    "NoOp",
-)
+_READS = ("ReadVariableOp", "VariableShape", "ResourceGather", "ResourceGatherNd", "VarHandleOp", "Placeholder", "NoOp")
 _RAISES = ("Assert", "CheckNumerics", "CheckNumericsV2")  # `keras.ops.cholesky` runs CheckNumerics.
 _LOOKUPS = ("LookupTableFindV2", "LookupTableSizeV2", "HashTableV2")
 _MAKES_EMPTY = ("Empty",)  # As `keras.ops.ctc_loss`, which then fills it. TensorFlow calls it stateful.
@@ -257,10 +249,6 @@ def change(value: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
     """Returns a vector of what a step changes in a variable. A moving average changes little: its value would hide it.
 
     One more number keeps the rounding of the value from counting as a change. It is the same for all batches.
-
-    Args:
-        value: what the step assigns.
-        before: the value before the step.
     """
     rounding = _ROUNDINGS * np.finfo(before.dtype.as_numpy_dtype).eps if before.dtype != tf.bfloat16 else 1.0
     difference = tf.cast(value, tf.float32) - tf.cast(before, tf.float32)

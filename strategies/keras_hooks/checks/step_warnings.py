@@ -60,10 +60,29 @@ class StepWarnings:
 
     def differs(self, reason: str) -> None:
         """Says once that the training differs from that in one process, and why."""
-        if self._logs and is_first_warning(self._model, reason):
+        self._say(reason, "the training", "differs", reason)
+
+    def outputs_differ(self, call: str) -> None:
+        """Says once that this call gives other outputs than one process."""
+        reason = (
+            "what the model returns for an example depends on the other examples of its batch. One replica computes it as one "
+            "process does"
+        )
+        self._say("outputs", call, "differs", reason)
+
+    def variable_of_tests(self, call: str, variable: str) -> None:
+        """Says once that a metric or layer assigns a variable of TensorFlow in `evaluate` or `predict`."""
+        reason = (
+            f"a metric or layer assigns the tf.Variable {variable}, of which every replica keeps its own, and the first one's "
+            "counts. Make it with add_variable"
+        )
+        self._say(variable, call, "may differ", reason)
+
+    def _say(self, key: str, call: str, differs: str, reason: str) -> None:
+        if self._logs and is_first_warning(self._model, key):
             _log.warning(
-                "the training of %s (%s) differs from that in one process, because %d replicas share each batch: %s",
-                *(self._model.name, type(self._model).__name__, self._replicas, reason),
+                "%s of %s (%s) %s from that in one process, because %d replicas share each batch: %s",
+                *(call, self._model.name, type(self._model).__name__, differs, self._replicas, reason),
             )
 
     def unchecked(self, reason: str) -> None:
@@ -73,25 +92,6 @@ class StepWarnings:
                 "it was not checked whether the training of %s (%s) equals that in one process: %s. It does if an update is a "
                 "mean to which every example of a batch adds its own part, for %d replicas share each batch",
                 *(self._model.name, type(self._model).__name__, reason, self._replicas),
-            )
-
-    def outputs_differ(self, call: str) -> None:
-        """Says once that this call gives other outputs than one process."""
-        if self._logs and is_first_warning(self._model, "outputs"):
-            _log.warning(
-                "%s of %s (%s) differs from that in one process, because %d replicas share each batch: what the model returns "
-                "for an example depends on the other examples of its batch. One replica computes it as one process does",
-                *(call, self._model.name, type(self._model).__name__, self._replicas),
-            )
-
-    def variable_of_tests(self, call: str, variable: str) -> None:
-        """Says once that a metric or layer assigns a variable of TensorFlow in `evaluate` or `predict`."""
-        if self._logs and is_first_warning(self._model, variable):
-            _log.warning(
-                "%s of %s (%s) may differ from that in one process, because %d replicas share each batch: a metric or "
-                "layer assigns the tf.Variable %s, of which every replica keeps its own, and the first one's counts. Make it "
-                "with add_variable",
-                *(call, self._model.name, type(self._model).__name__, self._replicas, variable),
             )
 
     def size_in_step(self, size: int) -> None:

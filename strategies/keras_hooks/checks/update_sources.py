@@ -21,12 +21,7 @@ _MOST_OPERATIONS = 20
 
 
 def what_shows(recorded: Sequence[tuple[str | None, Any]], model: Any) -> str | None:
-    """Returns why replicas compute another update than one process; None for nothing.
-
-    Args:
-        recorded: what the step updates, see `Replica.recorded`.
-        model: the Keras model.
-    """
+    """Returns why replicas compute another update than one process; None for nothing."""
     if (name := _read_metric([value for _, value in recorded], model)) is not None:
         return (
             f"an update depends on the result of the metric {name}, and every replica counts its own examples in it. Keep what "

@@ -59,13 +59,7 @@ def keep_by_replica(layer: Any) -> None:
 
 
 def tried_out(replica: Replica, layer: Any, losses: Any) -> list[Any]:
-    """Records the losses that a layer adds in a trial, and returns what the trial adds.
-
-    Args:
-        replica: the current replica.
-        layer: the layer.
-        losses: what the layer adds, nested tensors.
-    """
+    """Records the losses that a layer adds in a trial, and returns what the trial adds."""
     tensors = [tf.convert_to_tensor(value) for value in tf.nest.flatten(losses)]
     replica.added += [(layer, tf.reduce_sum(tf.cast(value, tf.float32))) for value in tensors]
     if id(layer) not in replica.as_means:
@@ -89,12 +83,7 @@ def has_gradients_of_sums(model: Any, variable: Any) -> bool:
 
 
 def in_full(replica: Replica, losses: Any) -> list[Any]:
-    """Returns sums over a replica's examples as they have to be added, so that they count in full.
-
-    Args:
-        replica: the current replica.
-        losses: the sums, nested tensors.
-    """
+    """Returns sums over a replica's examples as they have to be added, so that they count in full."""
     tensors = [tf.convert_to_tensor(value) for value in tf.nest.flatten(losses)]
     return [
         tf.math.divide_no_nan(value, tf.cast(replica.share, value.dtype)) if value.dtype.is_floating else value

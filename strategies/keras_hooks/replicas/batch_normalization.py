@@ -22,13 +22,7 @@ _log = logging.getLogger("tfdist")
 
 
 def warn_of_normalization(model: Any, replica: Replica, replicas: int) -> None:
-    """Logs a warning, once for each model, that names the layers that have normalized the shard of a replica in its step.
-
-    Args:
-        model: the Keras model.
-        replica: the replica, after its step.
-        replicas: how many replicas share a batch.
-    """
+    """Logs a warning, once for each model, that names the layers that have normalized the shard of a replica in its step."""
     layers = list(replica.normalizing)
     if layers and is_first_warning(model, "normalizes"):
         shown = ", ".join(layers[:3]) + (f" and {len(layers) - 3} more layers" if len(layers) > 3 else "")

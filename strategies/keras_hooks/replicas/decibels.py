@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.strategies.attributes import replaced
 from tfdist.strategies.keras_hooks.interface import is_data_parallel
 from tfdist.strategies.keras_hooks.replicas import replica_context
-from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
+from tfdist.strategies.keras_hooks.replicas.reduction import of_each_replica
 from tfdist.strategies.keras_hooks.replicas.warned import warn_once
 from tfdist.strategies.private_api import patches
 
@@ -32,6 +32,5 @@ def _decibels(original: Callable[..., Any], layer: Any, inputs: Any) -> Any:
         levels = original(layer, inputs)
     if replica.recorded is not None:  # A trial is about everything else.
         return levels
-    here = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
-    loudest = tf.reduce_max(all_reduce_sum([here * tf.cast(tf.reduce_max(levels), tf.float32)])[0])
+    loudest = tf.reduce_max(of_each_replica([tf.cast(tf.reduce_max(levels), tf.float32)])[0])
     return tf.maximum(levels, tf.cast(loudest, levels.dtype) - layer.top_db)

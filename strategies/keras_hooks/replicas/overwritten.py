@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
+from tfdist.strategies.keras_hooks.replicas.reduction import of_each_replica
 
 _HISTORY = "_amax_history"
 """How the names of Keras' histories of maxima end. Only their first number is of this batch."""
@@ -33,14 +33,10 @@ def with_largest(sums: Sequence[Any], grads: Sequence[Any], variables: Sequence[
     result = list(sums)
     pairs = zip(grads, variables, strict=False)
     places = [k for k, (value, variable) in enumerate(pairs) if value is not None and is_overwritten(variable)]
-    context = tf.distribute.get_replica_context()
-    if not places or context.num_replicas_in_sync == 1:
+    if not places or tf.distribute.get_replica_context().num_replicas_in_sync == 1:
         return result
-    here = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
     own = [tf.stop_gradient(_news(grads[k], variables[k])) for k in places]
-    shape = [context.num_replicas_in_sync, 1]
-    rows = all_reduce_sum([tf.cast(tf.reshape(here, shape), value.dtype) * value[None] for value in own])
-    for k, value in zip(places, rows, strict=True):
+    for k, value in zip(places, of_each_replica(own), strict=True):
         largest, whole = tf.reduce_max(value, axis=0), tf.reshape(grads[k], [-1])
         result[k] = tf.reshape(tf.concat([largest, whole[tf.size(largest) :]], axis=0), tf.shape(grads[k]))
     return result

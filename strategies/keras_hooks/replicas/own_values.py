@@ -21,13 +21,7 @@ from tfdist.strategies.private_api import KerasVariable
 
 
 def note(replica: Replica, variable: Any, value: Any) -> None:
-    """Notes what a step assigns, if it is not an optimizer that does.
-
-    Args:
-        replica: the current replica.
-        variable: the Keras variable.
-        value: what is assigned.
-    """
+    """Notes what a step assigns, if it is not an optimizer that does."""
     if not replica.reduced:
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         value = value._value if isinstance(value, KerasVariable) else value
@@ -50,11 +44,6 @@ def mean_of_rate(replica: Replica, variable: Any, value: Any) -> Any:
     """Returns what all replicas assign to a learning rate that the step computes from its batch: the mean.
 
     The update that follows reads it, and TensorFlow would take the value of the first replica. Other values stay as they are.
-
-    Args:
-        replica: the current replica.
-        variable: the Keras variable.
-        value: what the step assigns.
     """
     is_rate = (variable.name, variable.aggregation) == ("learning_rate", "only_first_replica")
     is_taken = is_rate and not replica.reduced and replica.share is not None and replica.postponed is None
@@ -72,10 +61,6 @@ def take_means(replica: Replica, variables: Any) -> None:
     """Gives variables that an optimizer is about to update the mean of what the replicas have assigned. All have to call it.
 
     Sharded ones get it at the end of the step.
-
-    Args:
-        replica: the current replica.
-        variables: the Keras variables.
     """
     if replica.share is None or not is_data_parallel(replica.strategy):
         return

@@ -67,6 +67,14 @@ def all_reduce_sum(gradients: list[Any], same_rows: list[bool] | None = None) ->
     return sums
 
 
+def of_each_replica(values: list[Any]) -> list[Any]:
+    """Returns for each tensor those of all replicas, `[replicas, ...]`. Every replica has to call it, with equal shapes."""
+    context = tf.distribute.get_replica_context()
+    here = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
+    rows = [tf.cast(tf.reshape(here, [-1] + [1] * value.shape.rank), value.dtype) * value[None] for value in values]
+    return all_reduce_sum(rows)
+
+
 def _by_kind(gradients: list[Any]) -> list[list[int]]:
     """Returns the indices of the tensors of each dtype, and of each IndexedSlices; those of None are left out."""
     kinds: dict[Any, list[int]] = {}

@@ -15,7 +15,7 @@ from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.batch_sums import REDUCTIONS, removes_first
 from tfdist.strategies.keras_hooks.replicas.function_arguments import operations_behind
 from tfdist.strategies.keras_hooks.replicas.held_updates import HeldUpdates
-from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum, sent_as
+from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum, of_each_replica, sent_as
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
 from tfdist.strategies.private_api import keras_loss_module
 from tfdist.strategies.private_api.own_gradients import register, with_gradient
@@ -59,10 +59,6 @@ def compares_examples(values: Any, arguments: Any) -> bool:
 
     That is so if it is computed from floats that were reduced over the examples, as where the Dice loss of a batch is added to
     cross-entropies, or from the transpose of a matrix of examples, as of their similarities.
-
-    Args:
-        values: what the function returns.
-        arguments: its arguments, nested tensors.
     """
     tensors = [tensor for tensor in tf.nest.flatten(arguments) if tf.is_symbolic_tensor(tensor)]
     given = {tensor.op for tensor in tensors}
@@ -240,6 +236,4 @@ def check_order(result: Any, compute: Callable[..., Any], local: Any, whole: Any
 
 def _of_each(count: Any) -> Any:
     """Returns the number that each replica of the cluster has, int32."""
-    context = tf.distribute.get_replica_context()
-    place = tf.one_hot(context.replica_id_in_sync_group, context.num_replicas_in_sync)
-    return tf.cast(all_reduce_sum([place * tf.cast(count, tf.float32)])[0], tf.int32)
+    return tf.cast(of_each_replica([tf.cast(count, tf.float32)])[0], tf.int32)

@@ -28,13 +28,13 @@ pytestmark = pytest.mark.cluster
 QUICK = str(PROGRAMS / "quick_launcher.py")
 WAITING = """
 import pathlib, sys, time
-from tfdist.launch.commands import cli
+from tfdist.launch.commands import run
 from tfdist.launch.supervision import attached
 def wait(*_):
     pathlib.Path("waits").touch()
     time.sleep(600)
 attached.AttachedRun._started = wait  # As Ray does where there is no room.
-cli.main()
+sys.exit(run(["run", *sys.argv[1:]]))
 """
 """A launcher that does not get to start its tasks."""
 

@@ -19,7 +19,7 @@ from tfdist.launch.background import job_folder
 from tfdist.launch.background.background_jobs import BackgroundJobs
 from tfdist.launch.background.job_folder import JobFolder, ProcessName
 from tfdist.launch.command_line import checks
-from tfdist.launch.commands import completion, job_commands
+from tfdist.launch.commands import completion, run
 from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs.job import Program
 from tfdist.launch.jobs.job_status import JobStatus, State, TaskStatus
@@ -104,7 +104,7 @@ def test_without_a_home_folder_nothing_is_written_and_the_variable_is_named(tmp_
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"HOME is not set .*; set TFDIST_STATE_DIR"):
         JobFolder.create("local")
-    assert job_commands.main(["status"]) == 2
+    assert run(["status"]) == 2
     assert capsys.readouterr().err.count("\n") == 1 and list(tmp_path.iterdir()) == []
 
 
@@ -129,13 +129,13 @@ def test_a_folder_without_permissions_does_not_hide_the_other_jobs(users_folder,
     monkeypatch.setenv("TFDIST_STATE_DIR", str(users_folder))
     good, closed = JobFolder.create("local"), JobFolder.create("local")
     closed.path.chmod(0)
-    assert job_commands.main(["status"]) == 0
+    assert run(["status"]) == 0
     shown, errors = capsys.readouterr()
     assert good.id in shown and closed.id not in shown
     assert errors.count("\n") == 1 and closed.id in errors and "Permission denied" in errors
     users_folder.chmod(0)
     for words in ([], [f"local://{good.id}"]):
-        assert job_commands.main(["status", *words]) == 2
+        assert run(["status", *words]) == 2
         errors = capsys.readouterr().err
         assert errors.count("\n") == 1 and "cannot be read: Permission denied" in errors
 
@@ -210,7 +210,7 @@ def test_the_table_leaves_out_folders_that_cannot_be_read_with_a_line_about_each
     (unknown.path / "state.json").write_text('{"state": "sleeping"}')
     (other.path / "state.json").write_text('{"supervisor": 7}')
     (nameless.path / "job.json").write_text('{"backend": "local", "created": "never"}')
-    assert job_commands.main(["status"]) == 0
+    assert run(["status"]) == 0
     shown, errors = capsys.readouterr()
     assert sorted(re.findall(r"^local://(\S+)", shown, re.MULTILINE)) == sorted([folder.id, nameless.id])
     lines = errors.splitlines()
@@ -229,14 +229,14 @@ def test_the_table_reads_what_was_started_once(folder, monkeypatch, capsys):
     names = []
     read = JobFolder._read
     monkeypatch.setattr(JobFolder, "_read", lambda self, name: names.append(name) or read(self, name))
-    assert job_commands.main(["status"]) == 0 and folder.id in capsys.readouterr().out
+    assert run(["status"]) == 0 and folder.id in capsys.readouterr().out
     assert names.count("job.json") == 1
 
 
 @pytest.mark.parametrize(("state", "time_left"), [(State.RUNNING, True), (State.CANCELLED, False), (State.FAILED, False)])
 def test_a_job_that_has_ended_has_no_time_left(folder, capsys, state, time_left):
     folder.write_status(dataclasses.replace(RUNNING, state=state))
-    job_commands.main(["status", f"local://{folder.id}"])
+    run(["status", f"local://{folder.id}"])
     got = capsys.readouterr().out
     assert "epoch 2/5, step 130/937" in got and ("0:00:41 left" in got) is time_left
 

@@ -22,7 +22,7 @@ from tfdist.launch.backends.interface import Plan
 from tfdist.launch.backends.local import backend as local
 from tfdist.launch.backends.local import resources
 from tfdist.launch.command_line import splitting
-from tfdist.launch.commands import cli, dry_run, run_flags
+from tfdist.launch.commands import dry_run, run_command, run_flags
 from tfdist.launch.jobs.job import Job, Program
 
 pytestmark = pytest.mark.slow
@@ -97,7 +97,7 @@ def test_a_longer_start_timeout_is_given_to_the_tasks(launch):
 
 
 def test_a_grace_period_without_an_end_is_one_that_timers_take():
-    values = {name: cli.FLAGS[name].value for name in cli.FLAGS} | {"grace_period": math.inf}
+    values = {name: run_command.FLAGS[name].value for name in run_command.FLAGS} | {"grace_period": math.inf}
     assert 1e6 < run_flags.settings(types.SimpleNamespace(**values), ["worker:0"]).grace_period < threading.TIMEOUT_MAX
 
 
@@ -176,9 +176,9 @@ def test_a_dry_run_shows_hogwilds_options_and_gives_them_to_every_task(launch):
 @pytest.mark.parametrize("arguments", [["--tier", "STANDARD_1", "--dry_run"], ["--help"], ["--tier", "NONE"]])
 def test_dry_run_help_and_errors_do_not_import_tensorflow(arguments, tmp_path):
     code = (
-        "import sys; sys.argv = ['launch', *sys.argv[1:]]\n"
-        "from tfdist.launch.commands.cli import main\n"
-        "try:\n    main()\nexcept SystemExit: pass\n"
+        "import sys\n"
+        "from tfdist.launch.commands import run\n"
+        "try: run(['run', *sys.argv[1:]])\nexcept SystemExit: pass\n"
         "assert not {'tensorflow', 'keras', 'numpy'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code, *arguments], check=True, cwd=tmp_path, capture_output=True, timeout=60)
@@ -314,9 +314,9 @@ def test_flags_are_split_from_the_program_however_they_are_spelled():
         (["--worker-count", "2", "--env", "--no-a=b-c", "train.py"], ["--worker_count", "2", "--env", "--no-a=b-c"]),
         (["--no-such-flag", "train.py"], ["--no_such_flag"]),
     ):
-        assert splitting.split(["tfdist", *words], cli.FLAGS) == (["tfdist", *expected], ["train.py"])
+        assert splitting.split(["tfdist", *words], run_command.FLAGS) == (["tfdist", *expected], ["train.py"])
     module = ["-m", "package", "-v"]
-    assert splitting.split(["tfdist", *module], cli.FLAGS) == (["tfdist", "-m", "package"], ["-v"])
+    assert splitting.split(["tfdist", *module], run_command.FLAGS) == (["tfdist", "-m", "package"], ["-v"])
 
 
 def test_a_reader_that_closes_the_pipe_is_no_error(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from absl import flags
 
 from tfdist.launch.command_line import splitting
-from tfdist.launch.commands import COMMANDS, HELP, cli, doctor, help_topics
+from tfdist.launch.commands import COMMANDS, HELP, doctor, help_topics, run_command
 from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs.job import Program
 from tfdist.version import __version__
@@ -43,7 +43,7 @@ def test_help_and_status_do_not_import_tensorflow(words, tmp_path):
         "import sys\nfrom tfdist.launch.commands import main\n"
         "try:\n    main()\nexcept SystemExit as end: assert not end.code\n"
         "assert not {'tensorflow', 'keras', 'numpy'} & sys.modules.keys()\n"
-        "assert sys.argv[1:] != ['--help'] or 'tfdist.launch.commands.cli' not in sys.modules"
+        "assert sys.argv[1:] != ['--help'] or 'tfdist.launch.commands.run_command' not in sys.modules"
     )
     environ = os.environ | {"TFDIST_STATE_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code, *words], check=True, env=environ, capture_output=True, timeout=60)
@@ -218,7 +218,7 @@ def test_a_closed_standard_output_is_no_error(tmp_path, module):
 def test_every_flag_of_run_is_under_one_topic():
     topics = help_topics.topics(flags.FLAGS)
     names = [name for topic in topics.values() for name in topic]
-    assert sorted(names) == sorted({flag.name for flag in flags.FLAGS.get_key_flags_for_module(cli.__name__)})
+    assert sorted(names) == sorted({flag.name for flag in flags.FLAGS.get_key_flags_for_module(run_command.__name__)})
     assert set(topics) <= {*help_topics.TOPICS, *(f"Back end {name}" for name in ("ssh", "slurm", "ray", "kubernetes"))}
 
 

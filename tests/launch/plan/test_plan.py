@@ -16,8 +16,8 @@ from tools import needs
 
 from tfdist.choice import choose
 from tfdist.launch.commands import COMMANDS
+from tfdist.launch.commands import run as run_command
 from tfdist.launch.plan import arguments, configurations, host_link
-from tfdist.launch.plan.command import main
 from tfdist.planner import measurement
 from tfdist.planner.measurement import Measurement, Run, Variable
 from tfdist.planner.placement import whole_and_split
@@ -42,7 +42,7 @@ def plan(tmp_path, monkeypatch, capsys):
     measurement.save(values, "m.json")
 
     def run(*words):
-        code = main([*words])
+        code = run_command(["plan", *words])
         got = capsys.readouterr()
         return code, got.out, got.err
 
@@ -234,8 +234,8 @@ def test_help_is_without_tensorflow(plan):
     for flag in ("--machines", "--link", "--cores", "--prices", "--from", "--save", "--seconds", "--json", "--svg", "--to"):
         assert flag in out
     check = (
-        "import sys; from tfdist.launch.plan.command import main; "
-        "assert main(['--from', 'm.json', '--machines', '3']) == 0; "
+        "import sys; from tfdist.launch.commands import run; "
+        "assert run(['plan', '--from', 'm.json', '--machines', '3']) == 0; "
         "assert not {'tensorflow', 'keras', 'numpy'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60, capture_output=True)
@@ -280,14 +280,14 @@ def test_a_probe_measures_an_unchanged_program_and_leaves_nothing(start, tmp_pat
     (tmp_path / "train.py").write_text(textwrap.dedent(program))
     quick = """
         import sys
+        from tfdist.launch.commands import run
         from tfdist.launch.plan import configurations, probe, window
-        from tfdist.launch.plan.command import main
 
         of = configurations.for_strategies
         configurations.for_strategies = lambda wanted: of({*wanted, "multi_worker_mirrored"})
         probe.MEASURED_SECONDS = probe.LEAST_SECONDS = 1.0
         window.WARM_SECONDS = 0.5
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(run(["plan", *sys.argv[1:]]))
     """
     (tmp_path / "quick.py").write_text(textwrap.dedent(quick))
     words = ["quick.py", "train.py", "--machines", "3", "--strategy", "parameter_server"]

@@ -15,7 +15,7 @@ from tfdist.choice import choose
 from tfdist.cluster import Cluster, Task
 from tfdist.errors import ClusterError
 from tfdist.launch.background.job_folder import JobFolder
-from tfdist.launch.commands import scale_command
+from tfdist.launch.commands import run, scale_command
 from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs.events import Exited, Memory, Ready, Stopped, Used
 from tfdist.launch.jobs.job import Job, Program
@@ -203,7 +203,7 @@ def test_what_cannot_be_scaled_is_refused_by_name(tmp_path, capsys, monkeypatch)
     folder = str(tmp_path)
 
     def refused(*words):
-        assert scale_command.main([*words]) == 2
+        assert run(["scale", *words]) == 2
         return capsys.readouterr().err
 
     assert "expected HANDLE worker=N" in refused(folder)
@@ -236,7 +236,7 @@ def test_what_cannot_be_scaled_is_refused_by_name(tmp_path, capsys, monkeypatch)
         monkeypatch.setattr(scale_command, "ask", lambda log_dir, number: (scaling.ask(log_dir, number), timer.start()))
 
     asks_and_then(take)
-    assert scale_command.main([folder, "worker=2"]) == 0
+    assert run(["scale", folder, "worker=2"]) == 0
     assert capsys.readouterr().out == f"{folder}  2 of at most 2 workers\n"
     asks_and_then(lambda: scaling.forget(tmp_path))
     assert f"{folder} has ended meanwhile" in refused(folder, "worker=1")
@@ -309,7 +309,7 @@ def test_a_job_in_the_background_is_named_by_its_handle(tmp_path, monkeypatch, c
     (logs / scaling.STATE).write_text('{"now": 1, "most": 2}')
     answer = threading.Timer(0.05, (logs / scaling.REQUEST).unlink)
     monkeypatch.setattr(scale_command, "ask", lambda log_dir, number: (scaling.ask(log_dir, number), answer.start()))
-    assert scale_command.main([f"local://{folder.id}", "worker=2"]) == 0
+    assert run(["scale", f"local://{folder.id}", "worker=2"]) == 0
     folder.write_status(JobStatus(State.SUCCEEDED))
-    assert scale_command.main([f"local://{folder.id}", "worker=2"]) == 2
+    assert run(["scale", f"local://{folder.id}", "worker=2"]) == 2
     assert f"local://{folder.id} has ended: succeeded" in capsys.readouterr().err

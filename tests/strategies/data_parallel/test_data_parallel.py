@@ -166,13 +166,9 @@ FOR_A_RELEASE = (  # Other arguments of the same functions as in cases that run 
     "a_loss_that_keeps_a_variable",
     "losses_that_override_call",
     # test_contract.py has these for each change.
-    "jit_compile",
-    "ema_overwrite_frequency",
     "own_train_step",
     "an_own_compute_loss",
     "a_model_without_call",
-    "gradient_accumulation_steps",
-    "clipping_by_the_norm_of_all_gradients",
 )
 ALL_CASES = tuple(dict.fromkeys((*OF_TASKS, *IN_ONE_TASK, *OF_THREE, *OF_BOTH, *FOR_A_RELEASE)))
 NOT_COMPARED = (

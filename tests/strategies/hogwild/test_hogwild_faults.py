@@ -106,8 +106,9 @@ OPTIONS = ("--strategy", "hogwild", "--sync_period", "2")
 SOON = """
 from tfdist.launch.jobs import restarts
 restarts.STOPPED_SECONDS = 3.0
-from tfdist.launch.commands.cli import main
-main()
+import sys
+from tfdist.launch.commands import run
+sys.exit(run(["run", *sys.argv[1:]]))
 """
 
 

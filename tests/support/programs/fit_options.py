@@ -67,7 +67,6 @@ trains_alike("sgd_momentum", lambda: optimizers.SGD(0.05, momentum=0.9), results
 trains_alike("steps_per_execution", lambda: optimizers.Adam(0.01), steps_per_execution=5, results=all_of)
 trains_alike("last_batch_smaller_than_the_number_of_replicas", lambda: optimizers.Adam(0.01), batch_size=83, results=all_of)
 trains_alike("the_same_with_steps_per_execution", lambda: optimizers.Adam(0.01), batch_size=83, steps_per_execution=3)
-trains_alike("jit_compile", lambda: optimizers.Adam(0.01), jit_compile=True, results=all_of)
 trains_alike(
     "run_eagerly",
     lambda: optimizers.Adam(0.01, gradient_accumulation_steps=2),
@@ -76,19 +75,12 @@ trains_alike(
     results=all_of,
 )
 trains_alike(
-    "ema_overwrite_frequency",
-    lambda: optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3),
-    results=all_of,
-)
-trains_alike("gradient_accumulation_steps", lambda: optimizers.Adam(0.05, gradient_accumulation_steps=3))
-trains_alike(
     "all_of_these",
     lambda: optimizers.Adam(0.05, gradient_accumulation_steps=3, use_ema=True, ema_overwrite_frequency=2),
     batch_size=25,  # Of one size, for which XLA compiles: test_contract.py has others.
     steps_per_execution=5,
     jit_compile=True,
 )
-trains_alike("clipping_by_the_norm_of_all_gradients", lambda: optimizers.SGD(0.05, global_clipnorm=0.1))
 
 
 @case

@@ -108,11 +108,11 @@ def make_quick():
 
 
 if __name__ == "__main__":
-    from tfdist.launch.commands import cli  # An agent does not need it.
+    from tfdist.launch.commands import run  # An agent does not need it.
     from tfdist.launch.supervision import supervisor
     from tfdist.launch.supervision.startup import Startup
 
     make_quick()
     say_when_all_listen()
     supervisor.STOPPED_SECONDS = float(os.environ.get("TFDIST_TEST_STOPPED", supervisor.STOPPED_SECONDS))
-    cli.main()
+    sys.exit(run(["run", *sys.argv[1:]]))

@@ -41,9 +41,4 @@ def from_environ(environ: Mapping[str, str]) -> RankInfo:
     else:
         usual = GROUP_PORT if address.startswith("LWS") else None
         host, port = launcher_address(values, address, values.text(address), usual)
-    return RankInfo(
-        size=size,
-        rank=values.number(number, most=size - 1),
-        source=values.source,
-        store=Store("tcp", host, port),
-    )
+    return RankInfo(size=size, rank=values.number(number, most=size - 1), source=values.source, store=Store("tcp", host, port))

@@ -6,14 +6,7 @@ from tfdist.dialects.parsing.node import Node
 from tfdist.errors import nearest
 
 # v1 before the training operator, and the betas, had the fields of runPolicy directly in spec.
-POLICY = (
-    "runPolicy",
-    "cleanPodPolicy",
-    "ttlSecondsAfterFinished",
-    "activeDeadlineSeconds",
-    "backoffLimit",
-    "schedulingPolicy",
-)
+POLICY = ("runPolicy", "cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit", "schedulingPolicy")
 
 
 def need(node: Node, field: str) -> Node:

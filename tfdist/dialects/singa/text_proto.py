@@ -202,11 +202,7 @@ def messages() -> tuple[type[Any], type[Any]]:
     job = file.message_type.add(name="JobProto")
     job.field.add(name="name", number=1, type=types["string"], label=field_type.LABEL_OPTIONAL)
     job.field.add(
-        name="cluster",
-        number=9,
-        type=types["message"],
-        type_name=".singa.ClusterProto",
-        label=field_type.LABEL_OPTIONAL,
+        name="cluster", number=9, type=types["message"], type_name=".singa.ClusterProto", label=field_type.LABEL_OPTIONAL
     )
     job.field.add(name="gpu", number=18, type=types["int32"], label=field_type.LABEL_REPEATED)
     pool = descriptor_pool.DescriptorPool()

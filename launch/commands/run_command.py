@@ -17,7 +17,7 @@ import dataclasses
 import os
 import signal
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 from absl import flags
 from absl import logging as _absl_logging  # noqa: F401  defines --log_dir
@@ -30,10 +30,8 @@ from tfdist.devices import with_gpus_per_task
 from tfdist.dialects.environment import CLUSTER_VARIABLE
 from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, MAX_TASKS
 from tfdist.dialects.registry import override_flags
-from tfdist.errors import ClusterError
 from tfdist.flags import DEFAULT_START_TIMEOUT, cluster_from_flags, define_flags, describes, with_flags
-from tfdist.launch import standard_streams
-from tfdist.launch.backends.interface import Attached, Backend, BackendError, Plan
+from tfdist.launch.backends.interface import Attached, Backend, Plan
 from tfdist.launch.backends.registry import backends, find
 from tfdist.launch.background.detach import run_in_background
 from tfdist.launch.background.submitted import run_submitted
@@ -96,26 +94,12 @@ for _backend in backends().values():
 flags.register_validator("start_timeout", lambda seconds: seconds > 0, "it counts seconds and is above 0")
 
 
-def main(argv: list[str] | None = None) -> NoReturn:
-    """Runs the command and exits with its code.
-
-    Args:
-        argv: the command line, with the name of the command. Default: that of the process.
-    """
-    standard_streams.open_closed()
+def main(argv: list[str]) -> int:
+    """Runs the command; returns its exit code. `argv` begins with its name."""
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:  # As some parents leave it: nobody would hear how a child has ended.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # Tasks print arbitrary characters.
-        code = _run(*_parse(sys.argv if argv is None else argv))
-        sys.stdout.flush()
-        sys.exit(code)
-    except (ClusterError, flags.Error, UsageError, BackendError) as error:
-        print_error(error)
-        sys.exit(2)
-    except BrokenPipeError:  # `--dry_run | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # Tasks print arbitrary characters.
+    return _run(*_parse(argv))
 
 
 def _parse(argv: list[str]) -> tuple[Program, str | None]:
