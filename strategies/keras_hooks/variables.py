@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.checks import metric_sums, metric_trial, step_trial
@@ -15,11 +16,23 @@ from tfdist.strategies.private_api import SyncOnReadVariable, in_stateless_scope
 
 def install() -> None:
     """Makes assignments ask for the current replica. Calling it again does nothing."""
+    patches.INITIALIZE.patch(_initialize)
     patches.DIRECT_ASSIGN.patch(_direct_assign)
     patches.ASSIGN_IN_PLACE["assign_add"].patch(_assign_add)
     patches.ASSIGN_IN_PLACE["assign_sub"].patch(_assign_sub)
     patches.NUMBERS["__int__"].add(lambda variable: int(variable.numpy()))
     patches.NUMBERS["__float__"].add(lambda variable: float(variable.numpy()))
+
+
+def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None:
+    """Gives the first value of a metric to one replica: TensorFlow gives it to each, and the metric is their sum."""
+    original(variable, value)
+    held = variable._value
+    if not isinstance(held, SyncOnReadVariable) or variable.aggregation != "sum" or not tf.executing_eagerly():
+        return
+    strategy = held.distribute_strategy
+    if _is_outside_of_replicas(strategy) and np.any(first := strategy.experimental_local_results(held)[0].numpy()):
+        _assign_sum(held, tf.constant(first))
 
 
 def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
@@ -55,7 +68,7 @@ def _is_outside_of_replicas(strategy: Any) -> bool:
 
 
 def _assign_sum(held: Any, value: Any) -> None:
-    """Gives a sum of integers to the first replica. TensorFlow gives each a part, rounded down, and so metrics lose counts."""
+    """Gives a sum to the first replica. TensorFlow gives each a part, and integers are rounded down, so metrics lose counts."""
     strategy = held.distribute_strategy
     hooks: Any = hooks_of(strategy)
     for number, local in zip(hooks.layout.local, strategy.experimental_local_results(held), strict=False):

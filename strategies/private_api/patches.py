@@ -183,7 +183,13 @@ DECIBELS = PatchPoint(keras.layers.MelSpectrogram, "_dbscale", "self, inputs", "
 ADD_LOSS = PatchPoint(keras.Layer, "add_loss", "self, loss", "Sums over the examples of a replica count in full.")
 SUM_ADDED_LOSS = PatchPoint(TensorFlowTrainer, "_aggregate_additional_loss", "self, loss", "Keras' own sums count in full.")
 
-# keras_hooks/variables.py
+# keras_hooks/variables.py, model_parallel/variables.py
+INITIALIZE = PatchPoint(
+    KerasVariable,
+    "_initialize",
+    "self, value",
+    "Metrics begin once, not in each replica; a layout map splits variables.",
+)
 DIRECT_ASSIGN = PatchPoint(
     KerasVariable, "_direct_assign", "self, value", "Records what a step assigns; counters that are equal stay local."
 )
@@ -194,7 +200,6 @@ NUMBERS = {
 }
 
 # model_parallel/: Keras' operations on tensors and variables whose parts are on several devices.
-INITIALIZE = PatchPoint(KerasVariable, "_initialize", "self, value", "A layout map splits a variable over devices.")
 DISTRIBUTE_TENSOR = {
     owner.__name__: PatchPoint(owner, "distribute_tensor", "tensor, layout", "TensorFlow's backend of Keras has none.")
     for owner in (keras_distribution, keras.distribution)

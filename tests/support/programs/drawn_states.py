@@ -246,9 +246,11 @@ def a_sum_of_integers(scope):
 
 
 @case
-def integers_that_metrics_count_outside_of_fit(scope):
+def what_metrics_count_outside_of_fit(scope):
+    """In variables of integers, and in one that begins with 1."""
     with scope():
         overlap, steps = keras.metrics.MeanIoU(3), keras.metrics.Sum(dtype="int32")
+        steps.total = steps.add_variable((), "ones", dtype="int32")
         seen = []
         for classes, guesses in (([0, 1, 2, 2], [0, 1, 1, 2]), ([1, 2, 0, 0], [2, 2, 0, 1])):
             overlap.update_state(classes, guesses)
