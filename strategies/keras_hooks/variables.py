@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.checks import metric_sums, metric_trial, step_trial
+from tfdist.strategies.keras_hooks.interface import hooks_of, is_data_parallel
 from tfdist.strategies.keras_hooks.replicas import own_values, replica_context
 from tfdist.strategies.keras_hooks.replicas.added_losses import by_examples
 from tfdist.strategies.keras_hooks.replicas.same_rows import depends_on_batch
@@ -14,11 +16,23 @@ from tfdist.strategies.private_api import SyncOnReadVariable, in_stateless_scope
 
 def install() -> None:
     """Makes assignments ask for the current replica. Calling it again does nothing."""
+    patches.INITIALIZE.patch(_initialize)
     patches.DIRECT_ASSIGN.patch(_direct_assign)
     patches.ASSIGN_IN_PLACE["assign_add"].patch(_assign_add)
     patches.ASSIGN_IN_PLACE["assign_sub"].patch(_assign_sub)
     patches.NUMBERS["__int__"].add(lambda variable: int(variable.numpy()))
     patches.NUMBERS["__float__"].add(lambda variable: float(variable.numpy()))
+
+
+def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None:
+    """Gives the first value of a metric to one replica: TensorFlow gives it to each, and the metric is their sum."""
+    original(variable, value)
+    held = variable._value
+    if not isinstance(held, SyncOnReadVariable) or variable.aggregation != "sum" or not tf.executing_eagerly():
+        return
+    strategy = held.distribute_strategy
+    if _is_outside_of_replicas(strategy) and np.any(first := strategy.experimental_local_results(held)[0].numpy()):
+        _assign_sum(held, tf.constant(first))
 
 
 def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
@@ -27,7 +41,10 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
         held = variable._value
         if isinstance(held, SyncOnReadVariable):
             # Keras uses nothing that this returns. TensorFlow would read the variable: a collective for each one of a metric.
-            return held.assign(tf.cast(value, held.dtype), read_value=False)
+            value = tf.cast(value, held.dtype)
+            if held.dtype.is_integer and variable.aggregation == "sum" and _is_outside_of_replicas(held.distribute_strategy):
+                return _assign_sum(held, value)
+            return held.assign(value, read_value=False)
         return original(variable, value)
     if replica.recorded is not None:
         _record(replica, replica.recorded, variable, by_examples(replica, value) if _is_sum(replica, variable) else value)
@@ -42,6 +59,20 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
     if (local := own_values.mean_to_come(replica, variable)) is not None:
         return local.assign(tf.cast(value, local.dtype))
     return original(variable, value)
+
+
+def _is_outside_of_replicas(strategy: Any) -> bool:
+    """Returns whether TensorFlow would assign a value to all replicas of a data parallel strategy."""
+    context = tf.distribute.get_replica_context()
+    return is_data_parallel(strategy) and (context is None or context.strategy is not strategy)
+
+
+def _assign_sum(held: Any, value: Any) -> None:
+    """Gives a sum to the first replica. TensorFlow gives each a part, and integers are rounded down, so metrics lose counts."""
+    strategy = held.distribute_strategy
+    hooks: Any = hooks_of(strategy)
+    for number, local in zip(hooks.layout.local, strategy.experimental_local_results(held), strict=False):
+        local.assign(tf.zeros_like(value) if number else value)
 
 
 def _is_sum(replica: replica_context.Replica, variable: Any) -> bool:

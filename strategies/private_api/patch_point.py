@@ -1,6 +1,7 @@
 """`PatchPoint`: a function of TensorFlow or Keras that tfdist replaces at run time: see patches.py and file_patches.py."""
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +57,24 @@ class PatchPoint:
             except Exception as error:
                 raise error.with_traceback(without_own_frames(error))  # noqa: B904, it is the same error
 
-        setattr(self.owner, self.name, replaced)
+        for owner in self._owners(original):
+            setattr(owner, self.name, replaced)
+
+    def _owners(self, original: Any) -> list[Any]:
+        """Returns what has the function that is to be replaced."""
+        return [self.owner]
+
+
+class PublicPatchPoint(PatchPoint):
+    """A function that programs call, and that TensorFlow has in several modules: `tf`, `tf.compat.v1`, `tf.compat.v2`.
+
+    When a program imports one of them by its name, as with `import tensorflow.compat.v1`, TensorFlow makes another module, also
+    later, and takes the function from the one that defines it.
+    """
+
+    def _owners(self, original: Any) -> list[Any]:
+        modules = [module for name, module in list(sys.modules.items()) if name.startswith("tensorflow.")]
+        return [module for module in modules if vars(module).get(self.name) is original]
 
 
 class AddedMethod:

@@ -36,7 +36,7 @@ from tfdist.strategies.private_api import (
     tf_random_seed,
 )
 from tfdist.strategies.private_api.eager_context import Context
-from tfdist.strategies.private_api.patch_point import AddedMethod, PatchPoint
+from tfdist.strategies.private_api.patch_point import AddedMethod, PatchPoint, PublicPatchPoint
 from tfdist.strategies.private_api.user_functions import Function
 
 # keras_hooks/trainer.py: Keras' loop asks the strategy. Keras trains in one process only, and fails there in some cases.
@@ -110,7 +110,9 @@ OPEN_NAME_SCOPE = PatchPoint(
     keras.Layer, "_open_name_scope", "self", "A model that is built outside of the scope creates its variables inside."
 )
 BUILD_LAYER = PatchPoint(keras.Layer, "_maybe_build", "self, call_spec", "A replica cannot build a layer for all replicas.")
-RESET_GRAPH = PatchPoint(tf.compat.v1, "reset_default_graph", "", "`clear_session` inside a scope would end a part of it.")
+RESET_GRAPH = PublicPatchPoint(
+    tf.compat.v1, "reset_default_graph", "", "`clear_session` inside a scope would end a part of it."
+)
 
 # keras_hooks/global_seed.py
 GLOBAL_SEED_GENERATOR = PatchPoint(
@@ -156,8 +158,10 @@ CALL_LOSS = PatchPoint(
     keras.losses.Loss, "__call__", "self, y_true, y_pred, sample_weight", "A loss that is one number needs the whole batch."
 )
 COMPILE_LOSS = PatchPoint(CompileLoss, "__call__", "self, y_true, y_pred, sample_weight", "Without a reduction it is a sum.")
-AVERAGE_LOSS = PatchPoint(tf.nn, "compute_average_loss", "per_example_loss, sample_weight, global_batch_size", "As SCALE_LOSS.")
-REGULARIZATION_LOSS = PatchPoint(tf.nn, "scale_regularization_loss", "regularization_loss", "As SCALE_LOSS.")
+AVERAGE_LOSS = PublicPatchPoint(
+    tf.nn, "compute_average_loss", "per_example_loss, sample_weight, global_batch_size", "As SCALE_LOSS."
+)
+REGULARIZATION_LOSS = PublicPatchPoint(tf.nn, "scale_regularization_loss", "regularization_loss", "As SCALE_LOSS.")
 
 # keras_hooks/metric_updates.py
 UPDATE_MEAN = PatchPoint(
@@ -179,7 +183,13 @@ DECIBELS = PatchPoint(keras.layers.MelSpectrogram, "_dbscale", "self, inputs", "
 ADD_LOSS = PatchPoint(keras.Layer, "add_loss", "self, loss", "Sums over the examples of a replica count in full.")
 SUM_ADDED_LOSS = PatchPoint(TensorFlowTrainer, "_aggregate_additional_loss", "self, loss", "Keras' own sums count in full.")
 
-# keras_hooks/variables.py
+# keras_hooks/variables.py, model_parallel/variables.py
+INITIALIZE = PatchPoint(
+    KerasVariable,
+    "_initialize",
+    "self, value",
+    "Metrics begin once, not in each replica; a layout map splits variables.",
+)
 DIRECT_ASSIGN = PatchPoint(
     KerasVariable, "_direct_assign", "self, value", "Records what a step assigns; counters that are equal stay local."
 )
@@ -190,7 +200,6 @@ NUMBERS = {
 }
 
 # model_parallel/: Keras' operations on tensors and variables whose parts are on several devices.
-INITIALIZE = PatchPoint(KerasVariable, "_initialize", "self, value", "A layout map splits a variable over devices.")
 DISTRIBUTE_TENSOR = {
     owner.__name__: PatchPoint(owner, "distribute_tensor", "tensor, layout", "TensorFlow's backend of Keras has none.")
     for owner in (keras_distribution, keras.distribution)

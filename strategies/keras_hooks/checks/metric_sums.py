@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks.interface import is_data_parallel
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
 from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
 
@@ -39,7 +40,7 @@ def is_counted(variable: Any) -> bool:
 
 
 def check(replica: Replica, variable: Any, value: Any) -> None:
-    """Warns, once for each metric, if a step of a replica that is not alone assigns no sum to the state of a metric.
+    """Warns, once for each metric, if what the steps of several replicas assign to its state does not add up to the result.
 
     Args:
         replica: the current replica.
@@ -48,7 +49,16 @@ def check(replica: Replica, variable: Any, value: Any) -> None:
     """
     groups = getattr(replica.strategy, "worker_groups", ())
     is_alone = replica.share is None and len(groups) < 2
-    if is_alone or not is_counted(variable) or not isinstance(value, tf.Tensor) or tf.executing_eagerly():
+    if is_alone or not is_counted(variable):
+        return
+    is_added_up = variable.aggregation == "sum" or variable.synchronization != "on_read"
+    if not is_added_up and is_data_parallel(replica.strategy) and is_first_warning(variable, "aggregation"):
+        _log.warning(
+            'the metric variable %s has aggregation="%s": what the replicas count is not added up, so the metric differs from '
+            "that in one process. Make the variable without aggregation, and keep sums in it",
+            *(variable.path, variable.aggregation),
+        )
+    if not isinstance(value, tf.Tensor) or tf.executing_eagerly():
         return
     is_sum = adds(value, tf.convert_to_tensor(variable.value).op.inputs[0]) is not False
     if is_sum or not is_first_warning(variable, "assigns no sum"):

@@ -39,6 +39,7 @@ CASES = (
     "a_metric_that_gets_sums_in_training_and_means_in_tests",
     "a_metric_that_each_step_resets",
     "a_sum_of_integers",
+    "what_metrics_count_outside_of_fit",
 )
 
 

@@ -1,5 +1,7 @@
 """Replicas warn, once per metric, of a state that is no sum over the examples, and of no other."""
 
+from types import SimpleNamespace
+
 import keras
 import pytest
 import tensorflow as tf
@@ -72,6 +74,16 @@ def test_a_state_that_is_no_sum_is_named_once(name, caplog):
     for _ in range(2):
         traced(metric, tf.constant(0.5))
     assert caplog.text.count(f"the metric variable {metric.state.path} is assigned something else") == 1
+
+
+@pytest.mark.parametrize(("aggregation", "warnings"), [("mean", 1), ("only_first_replica", 1), ("sum", 0)])
+def test_a_state_that_replicas_do_not_add_up_is_named_once(aggregation, warnings, caplog):
+    variable = keras.metrics.Metric(name="steps").add_variable((), "zeros", aggregation=aggregation, name="count")
+    strategies = [SimpleNamespace(tfdist_hooks=SimpleNamespace(layout=None)), SimpleNamespace(tfdist_hooks=None)]
+    for strategy in (*strategies, *strategies):
+        metric_sums.check(replica_context.Replica(strategy, 0, tf.constant(0.5)), variable, tf.constant(1.0))
+    expected = f'the metric variable steps/count has aggregation="{aggregation}": what the replicas count is not added up'
+    assert caplog.text.count(expected) == caplog.text.count("aggregation=") == warnings
 
 
 def test_so_is_that_of_a_second_metric_of_the_same_name(caplog):

@@ -22,7 +22,7 @@ from tfdist.strategies.private_api.checks import (
     plain_function,
 )
 from tfdist.strategies.private_api.overrides import overrides
-from tfdist.strategies.private_api.patch_point import AddedMethod, PatchPoint
+from tfdist.strategies.private_api.patch_point import AddedMethod, PatchPoint, PublicPatchPoint
 
 ROOT = Path(tfdist.strategies.__path__[0])
 FOREIGN = ("tensorflow", "keras")
@@ -101,6 +101,24 @@ class TestPatches:
         assert trainer.fit(1, epochs=3) == [[1, 1], 3, "longer"]
         assert point.original(trainer, 1) == [1, 1]
         assert list(inspect.signature(trainer.fit).parameters) == ["x", "epochs"]
+
+    def test_a_public_function_is_replaced_in_every_module_that_has_it(self, monkeypatch):
+        def scale(loss):
+            return loss
+
+        def module(name, function):
+            monkeypatch.setitem(sys.modules, name, made := ModuleType(name))
+            made.scale = function
+            return made
+
+        defining, first, second = (module(f"tensorflow.fake.{name}", scale) for name in ("python", "v1", "v2"))
+        another = module("tensorflow.fake.another", lambda loss: 0)
+        point = PublicPatchPoint(second, "scale", "loss", "a test")
+        point.patch(lambda original, loss: 2 * original(loss))
+        later = module("tensorflow.fake.later", defining.scale)
+        point.patch(lambda original, loss: 1 + original(loss))
+        assert [each.scale(3) for each in (defining, first, second, later, another)] == [7, 7, 7, 7, 0]
+        assert point.original(3) == 3
 
     def test_a_renamed_method_raises(self, keras_module):
         with pytest.raises(UnsupportedVersionError, match=r"has no Trainer\._fit, which tfdist replaces"):

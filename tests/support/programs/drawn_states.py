@@ -245,6 +245,26 @@ def a_sum_of_integers(scope):
     return model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0).history
 
 
+@case
+def what_metrics_count_outside_of_fit(scope):
+    """In variables of integers, and in one that begins with 1."""
+    with scope():
+        overlap, steps = keras.metrics.MeanIoU(3), keras.metrics.Sum(dtype="int32")
+        steps.total = steps.add_variable((), "ones", dtype="int32")
+        seen = []
+        for classes, guesses in (([0, 1, 2, 2], [0, 1, 1, 2]), ([1, 2, 0, 0], [2, 2, 0, 1])):
+            overlap.update_state(classes, guesses)
+            steps.update_state(1)
+            seen.append([overlap.result(), steps.result()])
+    count = tf.function(steps.update_state)
+    for number in (1, 3):
+        count(number)
+        steps.update_state(number)
+        overlap.update_state([number - 1], [0])
+        seen.append([overlap.result(), steps.result()])
+    return np.array(seen, "float64").ravel().tolist()
+
+
 class Means(Adds):
     """Takes the mean of numbers."""
 

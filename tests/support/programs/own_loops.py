@@ -1,5 +1,6 @@
 """Loops with `strategy.run`, for programs that compare several replicas with one process: functions of the scope."""
 
+import importlib
 import os
 
 import keras
@@ -81,6 +82,7 @@ def an_own_loop_that_continues_from_a_checkpoint(scope):
 
     def made():
         with scope():
+            importlib.import_module("tensorflow.compat.v1")  # As TensorBoard does: TensorFlow makes another module then.
             keras.utils.clear_session()
             layers = [keras.layers.Dense(3, kernel_initializer="ones"), keras.layers.Dense(1, kernel_initializer="ones")]
             return tf.distribute.get_strategy(), keras.Sequential(layers), keras.optimizers.Adam(0.05)

@@ -101,8 +101,8 @@ class Scaled(OwnStep):
             errors = [tf.square(layer(x) - y)[:, 0] for layer in (self.dense, self.other)]
             logs = {
                 "said": tf.nn.compute_average_loss(errors[0], global_batch_size=50),
-                "not said": tf.nn.compute_average_loss(errors[1]),
-                "weights": tf.nn.scale_regularization_loss(tf.add_n(self.losses)),
+                "not said": tf.compat.v2.nn.compute_average_loss(errors[1]),
+                "weights": tf.compat.v2.nn.scale_regularization_loss(tf.add_n(self.losses)),
             }
             loss = tf.add_n([*logs.values()])
         self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
