@@ -4,9 +4,11 @@ The replicas of a worker group, and those of a task whose steps run eagerly, sha
 waits while the next runs up to the same place, and overwrites what the first has kept.
 """
 
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.checks.own_code import is_known
@@ -25,11 +27,23 @@ def _merge_call(original: Callable[..., Any], context: Any, fn: Any, args: Any, 
     replica = replica_context.current()
     if replica is None or replica.model is None:
         return original(context, fn, args, kwargs)
-    kept = [(each, _attributes(each)) for each in replica.model._flatten_layers() if _may_keep(each)]
+    kept = [(owner, _attributes(owner)) for owner in _owners(replica.model)]
     result = original(context, fn, args, kwargs)
     for owner, attributes in kept:
         _restore(vars(owner), attributes)
     return result
+
+
+def _owners(model: Any) -> Iterator[Any]:
+    """Yields the layers of a model that may keep tensors, and objects of the user's in their attributes, such as a loss."""
+    for layer in filter(_may_keep, model._flatten_layers()):
+        yield layer
+        yield from (each for each in vars(layer).values() if not isinstance(each, keras.Layer) and _is_object(each))
+
+
+def _is_object(value: Any) -> bool:
+    is_code = isinstance(value, type | types.ModuleType) or callable(getattr(value, "__get__", None))
+    return hasattr(value, "__dict__") and not is_code and not is_known(type(value), "tensorflow", "tfdist")
 
 
 def _may_keep(layer: Any) -> bool:
@@ -38,7 +52,7 @@ def _may_keep(layer: Any) -> bool:
 
 
 def _attributes(owner: Any) -> dict[str, tuple[Any, Any]]:
-    """Returns the attributes of a layer, each with a copy of the list or dict that it is."""
+    """Returns the attributes of a layer or another object, each with a copy of the list or dict that it is."""
     return {name: (value, value.copy() if isinstance(value, list | dict) else None) for name, value in vars(owner).items()}
 
 
