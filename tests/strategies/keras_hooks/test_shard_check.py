@@ -85,6 +85,7 @@ EQUAL = (
     "a_mask",
     "a_mean_by_weights",
     "a_mean_of_what_call_keeps",
+    "a_loss_of_one_number_that_adds_up",
     "a_loss_that_compares_examples_and_is_one_number",
     "a_loss_for_each_example_that_compares_them",
     "a_metric_function_that_compares_examples",

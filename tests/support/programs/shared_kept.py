@@ -1,4 +1,4 @@
-"""Models of shared_batches.py whose loss or metric function reads what `call` keeps."""
+"""Models of shared_batches.py whose loss or metric function reads what `call` keeps, or keeps something itself."""
 
 import keras
 from keras import ops
@@ -46,3 +46,17 @@ def a_product_with_what_call_keeps():
 def a_metric_of_what_call_keeps():
     loss = lambda y, z, kept: ops.mean(ops.square(y - z))  # noqa: E731
     return Keeps(loss, name="a_metric_of_what_call_keeps", metric=ops.max)
+
+
+@case
+def a_loss_of_one_number_that_adds_up():
+    """It is computed on the whole batch, and so is what it assigns."""
+    total = keras.Variable(1.0, trainable=False)
+
+    def loss(y, z):
+        total.assign(total + ops.sum(ops.square(z)))
+        return ops.mean(ops.square(y - z)) / total
+
+    model = small(name="a_loss_of_one_number_that_adds_up")
+    model.compile("sgd", loss)
+    return model
