@@ -275,6 +275,7 @@ class TrainingLoop:
             share,
             rows_of(shard),
             tf.maximum(examples_of(shard), 1),
+            batch=shard,
             may_be_empty=small and not looping,
             unbuilt=None if tf.executing_eagerly() else [],
             graph=None if tf.executing_eagerly() else tf.compat.v1.get_default_graph(),

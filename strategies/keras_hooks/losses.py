@@ -12,7 +12,8 @@ over the examples of a replica is corrected here:
   (`reduction=None`), of which Keras' step takes the gradient of the sum;
 * a mean over weights or unmasked entries counts by the replica's part of these;
 * a loss function that returns one number for a batch, or one for each class, may be anything, and one may add such a number
-  to those of the examples. Every replica computes it on the whole batch;
+  to those of the examples. Every replica computes it on the whole batch, unless it reads tensors that are no arguments: then
+  it counts as a mean, and the trial of the step (checks/shard_check.py) tells whether it is one;
 * `tf.nn`'s functions that scale losses divide by the number of replicas, or by the size of the batch, because the loops of
   TensorFlow add up the gradients of the replicas. Here they compute what they do in one process.
 """
@@ -42,6 +43,7 @@ from tfdist.strategies.keras_hooks.replicas.whole_batch import (
     has_number_for_each_class,
     is_of_batch,
     is_over_batch,
+    reads_others,
 )
 from tfdist.strategies.private_api import keras_loss_module, patches
 
@@ -136,14 +138,18 @@ def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sam
     with replaced(replica, has_scalar_loss=False, rows_of_function=rows, arguments=arguments), held or contextlib.nullcontext():
         value = original(loss, y_true, y_pred, sample_weight)
         is_scalar = replica.has_scalar_loss
-    if not is_scalar and not is_over_batch(loss, y_pred) and not _is_by_class(loss, y_true, y_pred):
+    is_of_batch = is_scalar or is_over_batch(loss, y_pred) or _is_by_class(loss, y_true, y_pred)
+    if not is_of_batch or reads_others(value, (y_true, y_pred, sample_weight), replica):
         return value if held is None or held.assign() else original(loss, y_true, y_pred, sample_weight)
     return _of_whole_batch(original, loss, y_true, y_pred, sample_weight, value, replica)
 
 
 def _held_updates(loss: Any, y_true: Any, y_pred: Any, replica: Replica) -> HeldUpdates | None:
-    """Returns a scope for a loss of the user's that may have to be computed again, on the whole batch; else None."""
-    is_again = replica.recorded is None and replica.postponed is None and can_be_gathered(y_true, y_pred)
+    """Returns a scope for a loss of the user's that may have to be computed again, on the whole batch; else None.
+
+    In a trial, what such a loss assigns counts right below, as the loss does.
+    """
+    is_again = replica.postponed is None and can_be_gathered(y_true, y_pred)
     return HeldUpdates() if is_again and not _is_known(loss) else None
 
 
@@ -217,7 +223,8 @@ def _call_own(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any,
     held = _held_updates(loss, y_true, y_pred, replica)
     with held or contextlib.nullcontext():
         value = tf.convert_to_tensor(original(loss, y_true, y_pred, *weights))
-    if value.shape.rank or replica.reductions > before:  # Keras has reduced it, and counts it rightly.
+    is_counted = value.shape.rank or replica.reductions > before  # Keras has reduced it, and counts it rightly.
+    if is_counted or reads_others(value, (y_true, y_pred, weights), replica):
         return value if held is None or held.assign() else original(loss, y_true, y_pred, *weights)
 
     def compute(loss: Any, y_true: Any, y_pred: Any, weight: Any = None) -> Any:

@@ -32,6 +32,7 @@ from tfdist.strategies.keras_hooks.replicas.whole_batch import (
     has_number_for_each_class,
     is_of_batch,
     is_over_batch,
+    reads_others,
 )
 from tfdist.strategies.private_api import patches
 
@@ -60,6 +61,9 @@ def _update_function(original: Callable[..., Any], metric: Any, y_true: Any, y_p
     arguments = () if is_known(metric._fn) else (y_true, y_pred)
     with replaced(replica, metric_numbers=numbers, arguments=arguments):
         result = original(metric, y_true, y_pred, sample_weight)
+        if numbers and reads_others(numbers[-1], (y_true, y_pred, sample_weight), replica):
+            replica.metric_numbers = None  # It counts as a number with which a step updates a mean, and a trial tells which.
+            return original(metric, y_true, y_pred, sample_weight)
         if not numbers or replica.recorded is not None:  # In a trial: the metric counts right below.
             return result
         if replica.postponed is not None or not can_be_gathered(y_true, y_pred):

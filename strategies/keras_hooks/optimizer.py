@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.attributes import replaced
-from tfdist.strategies.keras_hooks import losses, metric_updates, own_loops, step_build, update_kernels, variables
+from tfdist.strategies.keras_hooks import kept_tensors, losses, metric_updates, own_loops, step_build, update_kernels, variables
 from tfdist.strategies.keras_hooks.build_scope import strategy_in_own_loop
 from tfdist.strategies.keras_hooks.checks.own_code import owner_of
 from tfdist.strategies.keras_hooks.gradient_sums import pieces_of_all, sums_of
@@ -61,6 +61,7 @@ def install() -> None:
     batch_normalization.install()
     batch_sums.install()
     decibels.install()
+    kept_tensors.install()
     metric_updates.install()
     update_kernels.install()
     variables.install()

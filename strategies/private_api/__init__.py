@@ -147,6 +147,10 @@ def next_tensors(iterator: Any) -> list[Any]:
 # How many examples the batches of a dataset have, as far as its transformations show it; -1 if they do not.
 compute_batch_size: Any = need("tensorflow.python.data.experimental.ops.distribute", "compute_batch_size")
 
+# What replicas that take turns in threads keep: keras_hooks/kept_tensors.py.
+DropoutRNNCell: Any = need("keras.src.layers.rnn.dropout_rnn_cell", "DropoutRNNCell")
+MirroredReplicaContext: Any = need("tensorflow.python.distribute.mirrored_run", "_MirroredReplicaContext")
+
 # ParameterServerStrategy: where variables live and which devices are replicas.
 ParameterServerExtended: Any = need(
     "tensorflow.python.distribute.parameter_server_strategy_v2", "ParameterServerStrategyV2Extended"

@@ -15,6 +15,7 @@ from tfdist.strategies.private_api import (
     FuncGraph,
     KerasVariable,
     LossScaleOptimizer,
+    MirroredReplicaContext,
     MultiOptimizer,
     OwnedIterator,
     OwnedMultiDeviceIterator,
@@ -141,6 +142,14 @@ SCALE_BY_OPTIMIZER = PatchPoint(LossScaleOptimizer, "scale_loss", "self, loss", 
 SCALE_BY_FACTOR = PatchPoint(TFOptimizer, "scale_loss", "self, loss", "A loss counts by its share before it is scaled.")
 ALL_REDUCE_GRADIENTS = PatchPoint(
     TFOptimizer, "_all_reduce_sum_gradients", "self, grads_and_vars", "Gradients that are added up are not added up again."
+)
+
+# keras_hooks/kept_tensors.py
+MERGE_CALL = PatchPoint(
+    MirroredReplicaContext,
+    "_merge_call",
+    "self, fn, args, kwargs",
+    "A replica reads what it has kept, and not another one.",
 )
 
 # keras_hooks/losses.py

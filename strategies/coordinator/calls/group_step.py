@@ -116,7 +116,8 @@ class GroupStep:
                 share = shares[index] if len(devices) > 1 else None
                 begin_replica(devices[index])
                 graph = tf.compat.v1.get_default_graph()
-                replica = replica_context.Replica(self._strategy, index, share, rows_of(shard), graph=graph, model=self._model)
+                rows, model = rows_of(shard), self._model
+                replica = replica_context.Replica(self._strategy, index, share, rows, batch=shard, graph=graph, model=model)
                 replica.predicts = not self._returns_logs
                 with replica_context.entered(replica):
                     outputs = self._step(shard) if counts is None else self._step_that_may_not_count(shard, share)

@@ -111,8 +111,8 @@ class Judgement:
             if any(compares[place] for place in own):
                 self._warnings.append(
                     f"what an example adds to the metric {metric.name} depends on the other examples of its batch. Keep sums "
-                    "over the examples and compute with them in result(), or pass a metric function that returns one number: "
-                    "it gets the whole batch"
+                    "over the examples and compute with them in result(), or pass a metric function that returns one number, "
+                    "of its arguments alone: it gets the whole batch"
                 )
             for place in own:
                 if is_of_sum(growth[place]) and not compares[place] and id(variables[place]) in rightly:

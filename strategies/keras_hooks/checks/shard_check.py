@@ -320,7 +320,7 @@ class ShardCheck:
             state = Replica(
                 self._strategy, 0, tf.constant(1.0), recorded=recorded, draw=draw, examples=count(batch), as_means=as_means
             )
-            state.graph, state.unbuilt = tf.compat.v1.get_default_graph(), []
+            state.graph, state.unbuilt, state.batch = tf.compat.v1.get_default_graph(), [], batch
             with self._as_replica(), entered(state), variables_of(self._strategy), released(state):
                 updates, logs = self._results(batch, recorded)
                 counted = metric_trial.changes(state)

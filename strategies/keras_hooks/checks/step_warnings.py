@@ -25,8 +25,8 @@ def compares(has_weights: bool) -> str:
     by_weights = 'A mean by the weights of examples is that of a Keras loss with reduction="mean_with_sample_weight". '
     return (
         "what an example adds to an update depends on the other examples of its batch, or the step computes with its "
-        "gradients. Compare examples in a loss function for compile that returns one number, of outputs with a row for "
-        f"each example: it gets the whole batch. {by_weights if has_weights else ''}Let the optimizer clip "
+        "gradients. Compare examples in a loss function for compile that returns one number, of its arguments alone, outputs "
+        f"with a row for each example: it gets the whole batch. {by_weights if has_weights else ''}Let the optimizer clip "
         "(global_clipnorm), or change gradients in its update_step, which gets their sum over the replicas"
     )
 

@@ -29,6 +29,7 @@ class Replica:
         share: its part of the examples of the whole batch, a float32 scalar; the shares of all replicas add up to 1.
         rows: the number of its examples; None if it is not known while the step is traced.
         examples: the same as a tensor, at least 1; None if the strategy does not say. A trial says it.
+        batch: its shard of the batch, nested tensors, as the step gets it; None if the strategy does not say.
         may_be_empty: whether it may have no examples, and computes zeros in their place, which must not count even as NaN.
         assigned: the variables that the step assigns, by id.
         reduced: whether gradients have been added up over the replicas.
@@ -91,6 +92,7 @@ class Replica:
     share: Any
     rows: int | None = None
     examples: Any = None
+    batch: Any = None
     may_be_empty: bool = False
     assigned: dict[int, Any] = field(default_factory=dict)
     given: dict[int, tuple[Any, list[tuple[Any, Any]]]] = field(default_factory=dict)

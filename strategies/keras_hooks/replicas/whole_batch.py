@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.batch_sums import REDUCTIONS, removes_first
-from tfdist.strategies.keras_hooks.replicas.function_arguments import operations_behind
+from tfdist.strategies.keras_hooks.replicas.function_arguments import operations_behind, outermost
 from tfdist.strategies.keras_hooks.replicas.held_updates import HeldUpdates
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum, of_each_replica, sent_as
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
@@ -83,6 +83,37 @@ def _of_other_rows(operation: Any) -> list[Any]:
     if operation.type == "Transpose":
         return operands[:1] if operands[0].shape.rank == 2 and operands[0].dtype.is_floating else []
     return operands[1:] if operation.type == "MatMul" and operation.get_attr("transpose_b") else []
+
+
+def reads_others(values: Any, arguments: Any, replica: Replica) -> bool:
+    """Returns whether what a loss or metric function returned is also computed from other tensors of the batch.
+
+    So it is if it reads what a model keeps in its `call`, as the loss of a VAE its means and variances. Of these a replica has
+    those of its own examples, and nobody knows how to gather them: such a number is not one of the whole batch.
+
+    Args:
+        values: what the function returned.
+        arguments: its arguments, nested tensors.
+        replica: the current replica.
+    """
+    given = [tensor for tensor in tf.nest.flatten(arguments) if tf.is_symbolic_tensor(tensor)]
+    masks = [keras_loss_module.backend.get_keras_mask(tensor) for tensor in given]
+    logits = [tensor.op.inputs[0] for tensor in given if tensor.op.type in _ACTIVATIONS]
+    logits += [getattr(tensor, "_keras_logits", None) for tensor in given]
+    ends = {tensor.ref() for tensor in (*given, *masks, *logits) if tf.is_symbolic_tensor(tensor)}
+    batch = tf.nest.flatten(replica.batch, expand_composites=True)
+    others = {tensor.ref() for tensor in batch if tf.is_symbolic_tensor(tensor)} - ends
+    waiting = [values]
+    while waiting and others:
+        tensor = outermost(waiting.pop())
+        if not tf.is_symbolic_tensor(tensor) or tensor.ref() in ends:
+            continue
+        ends.add(tensor.ref())
+        if tensor.ref() in others:
+            return True
+        if tensor.op.type not in _SIZES:
+            waiting += tensor.op.inputs
+    return False
 
 
 def has_number_for_each_class(function: Callable[..., Any], y_true: Any, y_pred: Any) -> bool:

@@ -90,6 +90,7 @@ IN_ONE_TASK = (  # Two replicas. What they compute of several replicas, other ca
     "layers",
     "one_number_of_a_loss_that_reads_weights_and_gets_infinite_logits",
     "metric_functions_of_one_number",
+    "a_loss_and_a_metric_that_read_what_call_keeps",
     "a_weighted_metric_function_that_compares_examples",
     "losses_and_metrics_with_a_number_for_each_class_of_known_rows",
     "logs_of_an_own_step_under_the_name_of_a_metric",
@@ -153,6 +154,8 @@ OF_BOTH = (  # Where several tasks with several replicas differ from both.
     "random_numbers_of_own_loops",
 )
 FOR_A_RELEASE = (  # Other arguments of the same functions as in cases that run for each change.
+    "what_call_keeps_until_replicas_have_added_up",
+    "masks_of_a_recurrent_layer",
     "sgd_momentum",
     "steps_per_execution",
     "other_losses",

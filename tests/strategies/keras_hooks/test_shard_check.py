@@ -30,6 +30,8 @@ WARNED = {
     "a_compute_loss_without_training": ONE_BY_ONE,
     "a_mean_over_what_a_mask_leaves": ONE_BY_ONE,
     "a_mean_over_what_is_no_padding": ONE_BY_ONE,
+    "a_sum_of_what_call_keeps": "an update depends on the number of examples",
+    "a_product_with_what_call_keeps": "that returns one number, of its arguments alone",
     "a_mean_by_weights_of_its_own": 'A mean by the weights of examples is that of a Keras loss with reduction="mean_with',
     "a_layer_that_balances_over_the_batch": ONE_BY_ONE,
     "an_activation_over_the_batch": ONE_BY_ONE,
@@ -58,6 +60,7 @@ TESTS = {
 }
 LOGS = {"logs_that_compare_examples": "each batch: norm depends on which examples are together in a batch"}
 METRICS = {
+    "a_metric_of_what_call_keeps": "what an example adds to the metric",
     "a_metric_that_compares_examples": "what an example adds to the metric centered_error depends on the other examples",
 }
 EQUAL = (
@@ -81,6 +84,8 @@ EQUAL = (
     "losses_of_keras",
     "a_mask",
     "a_mean_by_weights",
+    "a_mean_of_what_call_keeps",
+    "a_loss_of_one_number_that_adds_up",
     "a_loss_that_compares_examples_and_is_one_number",
     "a_loss_for_each_example_that_compares_them",
     "a_metric_function_that_compares_examples",

@@ -238,6 +238,9 @@ def two_updates_in_a_step(scope):
 
 def metrics_and_predictions(scope):
     cases = (
+        own_losses.a_loss_and_a_metric_that_read_what_call_keeps,
+        own_losses.what_call_keeps_until_replicas_have_added_up,
+        own_losses.masks_of_a_recurrent_layer,
         unlisted_metrics.metrics_that_a_model_does_not_list,
         unlisted_metrics.metrics_that_keras_does_not_reset,
         unlisted_metrics.a_metric_that_predict_alone_updates,

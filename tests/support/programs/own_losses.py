@@ -1,5 +1,7 @@
 """Losses that a model's own `train_step` or `compute_loss` computes: cases as in losses.py."""
 
+import types
+
 import keras
 import tensorflow as tf
 from keras import ops
@@ -27,6 +29,62 @@ class OwnLogs(keras.Model):
 class OwnComputeLoss(keras.Model):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         return ops.mean(ops.square(y - y_pred))
+
+
+class Keeps(keras.Model):
+    """Keeps tensors in its `call`, which a loss and a metric of `compile` read, as in many VAEs."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)
+
+    def call(self, x):
+        self.codes = self.encoder(x)
+        return self.decoder(self.codes)
+
+    def mean_loss(self, y_true, y_pred):
+        return ops.mean(ops.square(y_true - y_pred) * ops.exp(self.codes)) + ops.mean(ops.square(self.codes))
+
+    def size_of_codes(self, y_true, y_pred):
+        return ops.sum(ops.abs(self.codes))
+
+
+class ReadsLater(Keeps):
+    """Its step reads what `call` has kept after replicas have added up, too: after a layer that does, and after the update."""
+
+    def __init__(self):
+        super().__init__()
+        self.normalization, self.size = keras.layers.BatchNormalization(synchronized=True), keras.metrics.Mean(name="size")
+        self.kept, self.others = {}, types.SimpleNamespace()
+
+    def call(self, x, training=False):
+        self.codes = self.kept["codes"] = self.others.codes = self.encoder(x)
+        return self.decoder(self.normalization(self.codes, training=training))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True)) + ops.mean(self.kept["codes"] * self.others.codes)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.size.update_state(ops.mean(self.codes))
+        return {"size": self.size.result()}
+
+
+class Masks(keras.Model):
+    """Predicts which inputs a recurrent layer does not drop out, at each step of a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        kernels = {"kernel_initializer": "identity", "recurrent_initializer": "zeros"}
+        self.recurrent = keras.layers.SimpleRNN(
+            32, activation=None, use_bias=False, dropout=0.5, recurrent_dropout=0.5, return_sequences=True, **kernels
+        )
+
+    def call(self, x):
+        return self.recurrent(x)
+
+    def predict_step(self, x):
+        return self.recurrent(x, training=True) != 0
 
 
 class LowerLevel(keras.Model):
@@ -131,6 +189,27 @@ def an_own_compute_loss(scope):
     return trained(scope, lambda: linear(OwnComputeLoss))
 
 
+def a_loss_and_a_metric_that_read_what_call_keeps(scope):
+    with scope():
+        model = Keeps()
+    return trained(scope, lambda: model, loss=model.mean_loss, metrics=[model.size_of_codes])
+
+
+def what_call_keeps_until_replicas_have_added_up(scope):
+    with scope():
+        model = ReadsLater()
+    return trained(scope, lambda: model, loss="mse")
+
+
+def masks_of_a_recurrent_layer(scope):
+    """The same at all steps of an example, and others for each example."""
+    with scope():
+        model = Masks()
+        model.compile()
+    masks = model.predict(tf.ones((6, 3, 32)), batch_size=6, verbose=0)
+    return {"alike": int((masks == masks[:, :1]).all()), "different": len({mask.tobytes() for mask in masks[:, 0]})}
+
+
 def an_own_train_step_at_a_lower_level(scope):
     return trained(scope, lambda: linear(LowerLevel))
 
@@ -149,6 +228,9 @@ def a_model_without_call(scope):
 CASES = [
     logs_of_an_own_step_under_the_name_of_a_metric,
     an_own_compute_loss,
+    a_loss_and_a_metric_that_read_what_call_keeps,
+    what_call_keeps_until_replicas_have_added_up,
+    masks_of_a_recurrent_layer,
     an_own_train_step_at_a_lower_level,
     a_model_without_call,
 ]

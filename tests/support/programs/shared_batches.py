@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import shared_branches  # noqa: F401 (it adds its cases)
 import shared_gradients  # noqa: F401 (so does it)
+import shared_kept  # noqa: F401 (so does it)
 import shared_losses  # noqa: F401 (so does it)
 import tensorflow as tf
 from keras import layers, ops
