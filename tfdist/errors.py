@@ -26,7 +26,12 @@ class UnsupportedVersionError(ImportError):
 
 
 class UnstatedError(ClusterError):
-    """A command line that leaves the number of processes to the system on which it runs."""
+    """A command line or script that leaves the number of processes to the system on which it runs, or that starts only some of
+    them. `tasks` are those of the job in which it runs."""
+
+    def __init__(self, *args: object, tasks: int = 1) -> None:
+        super().__init__(*args)
+        self.tasks = tasks
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,78 @@
+"""The steps of a batch script: which `srun` starts the training, and which only a part of it."""
+
+import pytest
+
+import tfdist
+from tfdist.errors import ClusterError
+
+
+def script(options: str, run: str) -> tfdist.Cluster:
+    return tfdist.read(f"#!/bin/bash\n#SBATCH {options}\n{run}\n")
+
+
+CLEAR = 'srun -N 1 -n 1 python -c "print(1)"\n'
+
+
+@pytest.mark.parametrize(
+    "before", [CLEAR, "srun -N1 -n1 python3 -u -c 'import x'\n", "srun -n1 singularity exec i python -V\n"]
+)
+@pytest.mark.parametrize("train", ["./train.sh", "python train.py", 'bash -c "train"'])
+def test_python_with_a_text_does_not_train(before: str, train: str) -> None:
+    """Scripts empty caches so, or write the versions of packages into the log."""
+    assert len(script("-N 1 -n 4", f"{before}srun {train}").tasks) == 4
+
+
+def test_python_with_a_text_trains_if_nothing_else_does() -> None:
+    assert len(script("-n 4", 'srun python -c "import train; train.main()"').tasks) == 4
+
+
+PARTS = (
+    "for node in $NODES; do\n  srun -N 1 -n 1 -w $node python train.py --rank $((i++))\ndone",
+    "for i in 0 1 2 3; do\n  srun -N1 -n1 --relative=$i ./train.sh\ndone",
+    "for i in 0 1 2 3; do\n  srun -n1 python train.py --rank $i &\ndone\nwait",
+    'srun -N 1 -n 1 -w "$head" ray start --head --block &\nsrun -N 1 -n 1 -w "$node" ray start --block &\npython train.py',
+)
+
+
+@pytest.mark.parametrize("run", PARTS)
+def test_steps_that_each_start_a_part_are_refused(run: str) -> None:
+    """They were read as one worker."""
+    with pytest.raises(ClusterError, match=r"<text>:\d: the script asks for 4 tasks, and this starts 1 of them, on nodes that"):
+        script("-N 4", run)
+
+
+def test_one_step_with_all_tasks_may_be_in_the_background() -> None:
+    """A script that handles signals itself does so."""
+    assert len(script("-N 4", "srun python train.py &\nwait $!").tasks) == 4
+    assert len(script("-N 4", "srun -w a,b,c,d python train.py").tasks) == 4
+    assert len(script("-n 4", "srun -n 2 python train.py").tasks) == 2
+
+
+def test_a_launcher_in_each_of_several_steps_counts() -> None:
+    launcher = "torchrun --nnodes 4 --nproc-per-node 2 --node-rank $i --master-addr $head train.py"
+    assert len(script("-N 4", f"for i in 0 1 2 3; do\n  srun -N1 -n1 -w $node {launcher} &\ndone\nwait").tasks) == 8
+
+
+FLAGS = "python train.py --ps_hosts=a:2222 --worker_hosts=b:2222,c:2222 --job_name={} --task_index={}"
+TASKS = (("ps", 0), ("worker", 0), ("worker", 1))
+
+
+def test_the_hosts_of_a_program_that_srun_starts_count() -> None:
+    """They were left out: a step of one task became one worker."""
+    run = "".join(f"srun -N1 -n1 -w n{number} {FLAGS.format(*task)} &\n" for number, task in enumerate(TASKS))
+    assert script("-N 3", run).describe() == "2 workers, 1 ps"
+    cluster = tfdist.read(f"srun -n 1 -w b {FLAGS.format('worker', 0)}")
+    assert [task.host for task in cluster.tasks] == ["b", "c", "a"]
+    assert cluster.task == ("worker", 0)
+    with pytest.raises(ClusterError, match="--worker_hosts: '\\$WORKERS' has a shell variable"):
+        script("-n 3", "srun python train.py --ps_hosts=$PS --worker_hosts=$WORKERS")
+
+
+@pytest.mark.parametrize("show", ["echo $RUN", 'printf "%s" "$RUN"'])
+def test_a_launcher_in_a_variable_beside_another_launcher(show: str) -> None:
+    """The one in the variable trained, and the other counted."""
+    unknown = 'if [ $1 ]; then\n  RUN="mpirun -np $1"\nfi\n'
+    with pytest.raises(ClusterError, match="<text>:2: mpirun is put into a variable, and this one is not expanded"):
+        tfdist.read(f"{unknown}$RUN python train.py\nmpirun -np 1 python clear.py")
+    assert len(tfdist.read(f"{unknown}{show}\nmpirun -np 2 python train.py").tasks) == 2
+    assert len(tfdist.read('RUN="mpirun -np 2"\n$RUN python train.py').tasks) == 2
