@@ -33,7 +33,10 @@ def read_launches(launched: Launched, tasks: int = 1) -> Described:
         except UnstatedError as error:
             unstated.append(error)  # It counts only if nothing else describes a cluster: `srun hostname`.
         except UnplacedError as error:
-            unplaced.append(error)
+            if launched.has_lines and all(task.port for task in error.outline.tasks):
+                described.append(error.outline)  # A script that starts every task says all but which of them this is.
+            else:
+                unplaced.append(error)
         except ClusterError as error:
             faults.append(_with_line(error, launch, launched))
     if unplaced and not described and not faults and all(other.outline == unplaced[0].outline for other in unplaced):
