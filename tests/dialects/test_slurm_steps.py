@@ -53,6 +53,27 @@ def test_a_launcher_in_each_of_several_steps_counts() -> None:
     assert len(script("-N 4", f"for i in 0 1 2 3; do\n  srun -N1 -n1 -w $node {launcher} &\ndone\nwait").tasks) == 8
 
 
+def test_the_tasks_of_the_job_win_over_the_nodes_of_a_step() -> None:
+    """srun takes SLURM_NTASKS, which sbatch sets, like `-n`, and passes over `--ntasks-per-node`: tried with Slurm 22.05."""
+    for options in ("-N 2 -n 8", "-N 2 --ntasks-per-node=4"):
+        for own in ("--ntasks-per-node=1", "-N 1", "-N 1 --ntasks-per-node 2"):
+            assert len(script(options, f"srun {own} python train.py").tasks) == 8
+        assert len(script(options, "srun -n 2 --ntasks-per-node=1 python train.py").tasks) == 2
+    assert len(script("-N 3", "srun -N 2 python train.py").tasks) == 2
+    assert len(script("-N 2", "srun --ntasks-per-node=4 python train.py").tasks) == 8
+
+
+def test_processors_alone_leave_the_number_of_tasks_to_slurm() -> None:
+    """srun(1), `-c`: without `-n` as many tasks as fit. They were taken for one on each node."""
+    for options in ("-N 2 --exclusive", "-N 2 -c 8", "-N 2 -c 4 --exclusive"):
+        with pytest.raises(ClusterError, match="<text>:3: with --cpus-per-task, and without a number of tasks, srun starts as"):
+            script(options, "srun -c 4 python train.py")
+    for options in ("-n 2", "-N 2 --ntasks-per-node=1 --exclusive", "-N 2 -c 4"):
+        assert len(script(options, "srun -c 4 python train.py").tasks) == 2
+    assert len(script("-N 2 -c 8", "srun -c $SLURM_CPUS_PER_TASK python train.py").tasks) == 2
+    assert len(script("-N 2", "srun -c 4 torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d train.py").tasks) == 8
+
+
 FLAGS = "python train.py --ps_hosts=a:2222 --worker_hosts=b:2222,c:2222 --job_name={} --task_index={}"
 TASKS = (("ps", 0), ("worker", 0), ("worker", 1))
 

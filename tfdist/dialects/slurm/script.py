@@ -40,6 +40,7 @@ _PYTHON = re.compile(r"python[0-9.]*", re.ASCII)
 _TEXT_OPTIONS = names("-c -V --version")
 _PLACES = names("nodelist relative")
 """Options that start a step on some of the nodes of the job."""
+_OWN_CPUS = ("$SLURM_CPUS_PER_TASK", "${SLURM_CPUS_PER_TASK}")
 _STARTERS = frozenset(
     {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "horovodrun", "torchrun", "accelerate", "deepspeed", "ibrun"}
 )
@@ -219,12 +220,29 @@ def _step(command: ShellCommand, position: int, wanted: Mapping[str, str], sourc
     check_variables(words, source, line)
     own = {name: value for name, value in given.items() if name in OF_TASKS or "gpu" in name or name == "gres"}
     merged = dict(wanted) | own
-    if "ntasks" not in own and own.keys() & {"ntasks-per-node", "nodes"} and "ntasks-per-node" in merged:
-        merged.pop("ntasks", None)
+    if "ntasks" not in own and (inherited := variables(wanted, source).get("SLURM_NTASKS")) is not None:
+        merged["ntasks"] = inherited  # It wins over the other options of srun, as `-n` does.
+    _check_counted(given, merged, wanted, source, line)
     try:
         return _Step(line, tasks(Values(source, merged, "--")), command.is_background or not _PLACES.isdisjoint(given))
     except ClusterError as error:
         raise source.error(str(error).partition(": ")[2], line=line) from None
+
+
+def _check_counted(
+    given: Mapping[str, str], merged: Mapping[str, str], wanted: Mapping[str, str], source: Source, line: int
+) -> None:
+    """Raises UnstatedError for an `srun -c 4` of as many tasks as the processors of the nodes suffice for (srun(1))."""
+    cpus = given.get("cpus-per-task")
+    if cpus is None or not merged.keys().isdisjoint(("ntasks", "ntasks-per-node")):
+        return
+    if cpus in (wanted.get("cpus-per-task"), *_OWN_CPUS) and "cpus-per-task" in wanted and "exclusive" not in wanted:
+        return  # The job has these processors for one task on each node.
+    fault = source.error(
+        "with --cpus-per-task, and without a number of tasks, srun starts as many as fit on the nodes; add --ntasks",
+        line=line,
+    )
+    raise UnstatedError(*fault.args, tasks=tasks(Values(source, wanted, "--")).count)
 
 
 def _check_started(text: str, count: int, source: Source) -> None:
