@@ -89,6 +89,28 @@ def test_the_hosts_of_a_program_that_srun_starts_count() -> None:
         script("-n 3", "srun python train.py --ps_hosts=$PS --worker_hosts=$WORKERS")
 
 
+CONFIG = '{{"cluster": {{"worker": ["n0:2222", "n1:2222"]}}, "task": {{"type": "worker", "index": {}}}}}'
+SETS = (
+    "export TF_CONFIG='{0}'\nsrun python train.py",
+    "export TF_CONFIG='{0}'\npython train.py",
+    "TF_CONFIG='{0}' srun -N1 -n1 -w n0 python train.py &\nTF_CONFIG='{1}' srun -N1 -n1 -w n1 python train.py",
+    "srun -N1 -n1 -r0 env TF_CONFIG='{0}' python train.py &\nsrun -N1 -n1 -r1 env TF_CONFIG='{1}' python train.py",
+)
+
+
+@pytest.mark.parametrize("run", SETS)
+def test_tf_config_counts_more_than_the_steps_as_in_the_program(run: str) -> None:
+    """It was passed over."""
+    cluster = script("-N 1" if "python train.py &" not in run else "-N 2", run.format(CONFIG.format(0), CONFIG.format(1)))
+    assert [(task.host, task.port) for task in cluster.tasks] == [("n0", 2222), ("n1", 2222)] and cluster.task is None
+
+
+def test_tf_config_of_a_variable_leaves_the_tasks_to_slurm() -> None:
+    config = CONFIG.format(0).replace('"', '\\"').replace(": 0", ": $SLURM_PROCID")
+    assert script("-N 3", f'export TF_CONFIG="{config}"\nsrun python train.py').describe() == "3 workers"
+    assert tfdist.read(f"TF_CONFIG='{CONFIG.format(1)}' srun -n 1 python train.py").task == ("worker", 1)
+
+
 @pytest.mark.parametrize("show", ["echo $RUN", 'printf "%s" "$RUN"'])
 def test_a_launcher_in_a_variable_beside_another_launcher(show: str) -> None:
     """The one in the variable trained, and the other counted."""

@@ -17,7 +17,7 @@ from tfdist.dialects.environment import CLUSTER_VARIABLE
 from tfdist.dialects.parsing.command_line import PREFIXES
 from tfdist.dialects.parsing.document import check_text, is_json
 from tfdist.dialects.parsing.machine_gpus import ON_NODE
-from tfdist.dialects.parsing.shell import SHELL_OPTION, ShellCommand, commands
+from tfdist.dialects.parsing.shell import SHELL_OPTION, ShellCommand, commands, has_variable
 from tfdist.dialects.parsing.variables import ASSIGNMENT
 from tfdist.dialects.registry import command_readers, environment_readers, programs
 from tfdist.dialects.slurm.options import options as slurm_options
@@ -173,6 +173,8 @@ def _launch(command: ShellCommand, variables: Mapping[str, str], source: Source,
     if launcher is None:
         dialect = _environment(own)
         return Launch(dialect, (), command.line, variables) if dialect else None
+    if program and (dialect := stated_jobs(variables)) is not None:
+        return Launch(dialect, (), command.line, variables)  # It counts more than the step in which the program runs.
     if isinstance(launcher, Launch):
         return replace(launcher, line=command.line, variables={**variables, **launcher.variables})
     dialect, rest = programs()[launcher.name], (launcher.name, *words[launcher.end :])
@@ -291,6 +293,14 @@ def _by_options(words: Sequence[str]) -> str | None:
     """Returns the dialect whose options a program has, which no other program has."""
     options = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words[1:] if word.startswith("-")}
     return next((name for name, reader in command_readers().items() if options & reader.options), None)
+
+
+def stated_jobs(variables: Mapping[str, str]) -> str | None:
+    """Returns the dialect of a variable that names jobs and tasks, TF_CONFIG, if it is among these and all of it is known."""
+    for name, reader in environment_readers().items():
+        if reader.names_jobs and (variable := reader.recognizes(variables)) and not has_variable(variables[variable]):
+            return name
+    return None
 
 
 def _environment(variables: Mapping[str, str]) -> str | None:

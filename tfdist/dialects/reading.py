@@ -7,6 +7,7 @@ from typing import Any
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import environment, registry
+from tfdist.dialects.commands import stated_jobs
 from tfdist.dialects.detection import Detected, detect, detect_launches
 from tfdist.dialects.dialect import Described, TextReader
 from tfdist.dialects.launched import read_launches
@@ -170,9 +171,12 @@ def _of_script(dialect: str, reader: TextReader, document: Document) -> Describe
 
 
 def _started(dialect: str, reader: TextReader, document: Document, own: Cluster | UnstatedError) -> Cluster | None:
-    """Returns the cluster of the launchers of other dialects in a script; None if there are none, or they ask the scheduler."""
+    """Returns the cluster of TF_CONFIG or of the launchers of other dialects in a script; None if there are none, or they ask
+    the scheduler."""
     inner = detect_launches(document.text, document.name, reader.variables(document.text))
-    if inner is None or not (others := [each for each in inner.launches if each.words and each.dialect != dialect]):
+    launches = [each for each in inner.launches if each.dialect != dialect] if inner is not None else []
+    others = [each for each in launches if each.words or each.dialect == stated_jobs(each.variables)]
+    if inner is None or not others:
         return None
     tasks = own.tasks if isinstance(own, UnstatedError) else len(own.tasks)
     try:
@@ -182,7 +186,7 @@ def _started(dialect: str, reader: TextReader, document: Document, own: Cluster 
     except UnplacedError as error:
         started = error.outline  # The script says it when it runs.
     cluster = dataclasses.replace(started.outline() if isinstance(started, RankInfo) else started, task=None)
-    if "localhost" in document.text or not all(launch.words[0] in _ASK_SCHEDULERS for launch in others):
+    if "localhost" in document.text or not all(launch.words[:1] and launch.words[0] in _ASK_SCHEDULERS for launch in others):
         return cluster
     # Without hosts of their own they start ranks on the nodes of the job, and not here.
     return dataclasses.replace(cluster, tasks=tuple(_without_localhost(task) for task in cluster.tasks))
