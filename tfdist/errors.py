@@ -27,11 +27,11 @@ class UnsupportedVersionError(ImportError):
 
 class UnstatedError(ClusterError):
     """A command line or script that leaves the number of processes to the system on which it runs, or that starts only some of
-    them. `tasks` are those of the job in which it runs."""
+    them. `tasks` are those of the job in which it runs, `per_node` the processes on each node, if it says so."""
 
-    def __init__(self, *args: object, tasks: int = 1) -> None:
+    def __init__(self, *args: object, tasks: int = 1, per_node: int = 0) -> None:
         super().__init__(*args)
-        self.tasks = tasks
+        self.tasks, self.per_node = tasks, per_node
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,39 @@ def test_the_hosts_of_a_program_that_srun_starts_count() -> None:
         script("-n 3", "srun python train.py --ps_hosts=$PS --worker_hosts=$WORKERS")
 
 
+JOB = "-N 2 --ntasks-per-node=4"
+
+
+@pytest.mark.parametrize(
+    ("run", "count"),
+    [
+        ("mpirun -npernode 1 python train.py", 2),
+        ("mpirun -N 2 ./train", 4),
+        ("mpirun --map-by ppr:3:node python train.py", 6),
+        ("mpirun -npernode 4 python train.py", 8),
+        ("mpirun -n 8 python prepare.py\nmpirun python train.py", 8),
+        ("mpirun -N 1 bash -c 'echo $(hostname)'\nmpirun -n 16 -N 8 ./train", 16),
+        ("mpirun -N 1 bash -c 'echo $(hostname)'\nsrun ./train", 8),
+    ],
+)
+def test_mpirun_asks_slurm_for_the_nodes(run: str, count: int) -> None:
+    """Processes of each node were passed over, and the tasks of the job counted."""
+    assert script(JOB, run).describe() == f"{count} workers"
+
+
+@pytest.mark.parametrize("first", ["-n 1", "-npernode 1"])
+def test_mpirun_with_another_number_than_slurms(first: str) -> None:
+    """The one without a number trained, and was passed over."""
+    with pytest.raises(ClusterError, match="the commands in lines 3, 4 describe different clusters; give only one of them"):
+        script(JOB, f"mpirun {first} python prepare.py\nmpirun python train.py")
+
+
+def test_processes_of_each_node_without_nodes() -> None:
+    with pytest.raises(ClusterError, match="-N: 2 processes start on each node, and no nodes are named; write -np 8 too"):
+        tfdist.read("mpirun -npernode 2 python train.py")
+    assert len(tfdist.read("mpirun -npernode 2 -H a,b python train.py").tasks) == 4
+
+
 CONFIG = '{{"cluster": {{"worker": ["n0:2222", "n1:2222"]}}, "task": {{"type": "worker", "index": {}}}}}'
 SETS = (
     "export TF_CONFIG='{0}'\nsrun python train.py",

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from tfdist.dialects.environment import CLUSTER_VARIABLE
 from tfdist.dialects.parsing.command_line import PREFIXES
 from tfdist.dialects.parsing.document import check_text, is_json
-from tfdist.dialects.parsing.machine_gpus import ON_NODE
+from tfdist.dialects.parsing.machine_gpus import NODES, ON_NODE
 from tfdist.dialects.parsing.shell import SHELL_OPTION, ShellCommand, commands, has_variable
 from tfdist.dialects.parsing.variables import ASSIGNMENT
 from tfdist.dialects.registry import command_readers, environment_readers, programs
@@ -164,8 +164,7 @@ def _launch(command: ShellCommand, variables: Mapping[str, str], source: Source,
     words = command.words[:MAX_WORDS]
     own = {**command.variables, **_of_env(words)}
     variables = {**variables, **own}
-    if ON_NODE in known and ON_NODE not in variables:
-        variables = {ON_NODE: known[ON_NODE], **variables}
+    variables = {name: known[name] for name in (ON_NODE, NODES) if name in known} | variables
     launcher = _find_launcher(words, source, (known, command.exported, own))
     program = words if launcher is None else _behind_srun(words, launcher)
     if (dialect := _by_options(program)) is not None:

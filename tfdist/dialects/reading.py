@@ -10,16 +10,13 @@ from tfdist.dialects import environment, registry
 from tfdist.dialects.commands import stated_jobs
 from tfdist.dialects.detection import Detected, detect, detect_launches
 from tfdist.dialects.dialect import Described, TextReader
-from tfdist.dialects.launched import read_launches
+from tfdist.dialects.launched import ASK_SCHEDULERS, read_launches
 from tfdist.dialects.parsing.document import Document
 from tfdist.errors import ClusterError, Source, UnstatedError, nearest
 from tfdist.rank_info import RankInfo, UnplacedError
 
 JOB_DIR = "job_dir"
 """The override that every dialect takes."""
-
-_ASK_SCHEDULERS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun"})
-"""Launchers that ask the scheduler in whose job they run for its nodes."""
 
 WAYS = (
     "give a file (a SINGA job.conf, a CloudML config.yaml, TF_CONFIG, a host file, ...) or a command line (horovodrun, mpirun, "
@@ -180,13 +177,14 @@ def _started(dialect: str, reader: TextReader, document: Document, own: Cluster 
         return None
     tasks = own.tasks if isinstance(own, UnstatedError) else len(own.tasks)
     try:
-        started = read_launches(dataclasses.replace(inner, launches=others), tasks)
+        has_steps = len(launches) < len(inner.launches)
+        started = read_launches(dataclasses.replace(inner, launches=others), tasks, has_steps)
     except UnstatedError:
         return None  # mpirun asks the scheduler.
     except UnplacedError as error:
         started = error.outline  # The script says it when it runs.
     cluster = dataclasses.replace(started.outline() if isinstance(started, RankInfo) else started, task=None)
-    if "localhost" in document.text or not all(launch.words[:1] and launch.words[0] in _ASK_SCHEDULERS for launch in others):
+    if "localhost" in document.text or not all(launch.words[:1] and launch.words[0] in ASK_SCHEDULERS for launch in others):
         return cluster
     # Without hosts of their own they start ranks on the nodes of the job, and not here.
     return dataclasses.replace(cluster, tasks=tuple(_without_localhost(task) for task in cluster.tasks))
