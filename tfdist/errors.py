@@ -26,7 +26,12 @@ class UnsupportedVersionError(ImportError):
 
 
 class UnstatedError(ClusterError):
-    """A command line that leaves the number of processes to the system on which it runs."""
+    """A command line or script that leaves the number of processes to the system on which it runs, or that starts only some of
+    them. `tasks` are those of the job in which it runs, `per_node` the processes on each node, if it says so."""
+
+    def __init__(self, *args: object, tasks: int = 1, per_node: int = 0) -> None:
+        super().__init__(*args)
+        self.tasks, self.per_node = tasks, per_node
 
 
 @dataclass(frozen=True)

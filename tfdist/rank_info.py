@@ -86,7 +86,7 @@ class RankInfo:
 
 class UnplacedError(ClusterError):
     """A command line that counts the processes of a job, and leaves to the shell or the launcher where they meet and which of
-    them are here: the `outline` is the cluster without addresses."""
+    them are here: the `outline` is the cluster without its addresses or without the task of this process."""
 
     def __init__(self, fault: ClusterError, outline: Cluster) -> None:
         super().__init__(*fault.args)

@@ -269,6 +269,7 @@ def test_the_tasks_of_one_script_are_one_cluster() -> None:
         f"tf.train.ClusterSpec({TF_CONFIG['cluster']})\n",
         f"cluster = tf.train.ClusterSpec({TF_CONFIG['cluster']},)",
         f"tf_config = {TF_CONFIG}",
+        f"import json, os\nfrom a.b import c\n\ntf_config = {TF_CONFIG}\nos.environ['TF_CONFIG'] = json.dumps(tf_config)  # mine\n",
         "{'cluster': {'worker': ['a:1', 'b:2']}, 'task': {'type': 'worker', 'index': 1}}",  # Python prints a dict like this.
         "{'cluster': {'worker': ('a:1', 'b:2')}, 'task': {'type': 'worker', 'index': 1}, 'rpc_layer': None}  # mine",
         "{cluster: {worker: [a:1, b:2,]}, task: {type: worker, index: 1,},}",  # YAML, as gcloud takes it.

@@ -201,6 +201,14 @@ def test_the_launcher_on_several_nodes_meets_at_the_master():
     assert (me.size, me.rank, me.local_size, me.store, me.run_id) == (4, 2, 2, Store("tcp", "10.0.0.1", 8090), "default")
 
 
+@pytest.mark.parametrize("more", ["", "--rank $SLURM_NODEID "])
+def test_a_batch_script_leaves_the_ranks_to_paddle(more):
+    """Its numbers still describe the workers. They were refused for their addresses."""
+    command = f"srun python -m paddle.distributed.launch --nnodes 2 --master $head:8090 {more}--gpus 0,1 train.py"
+    cluster = description(f"#!/bin/bash\n#SBATCH -N 2\nhead=$(hostname)\n{command}\n")
+    assert [(task.host, task.gpus) for task in cluster.tasks] == [(None, 1)] * 4
+
+
 @pytest.mark.parametrize(
     ("described", "message"),
     [
@@ -209,7 +217,11 @@ def test_the_launcher_on_several_nodes_meets_at_the_master():
             "python -m paddle.distributed.launch --nnodes 2 --master etcd://a:1 train.py",
             "--master: 2 nodes need a place to meet",
         ),
-        ("python -m paddle.distributed.launch --nnodes 2 --master a:1 train.py", "--rank: it is missing"),
+        (
+            "python -m paddle.distributed.launch --nnodes 2 --master a:1 train.py",
+            "--rank: without it Paddle gives out the ranks",
+        ),
+        ("python -m paddle.distributed.launch --nnodes 2 --master a:1 --rank 2 t.py", "--rank: '2' is not right"),
         ("python -m paddle.distributed.launch --nnodes 1:4 train.py", "--nnodes: '1:4' lets the number of nodes change"),
         ("fleetrun --run_mode ps-heter train.py", "--run_mode: 'ps-heter' is not supported"),
         ("fleetrun --servers=a:1 --workers=a:2 --heter_workers=a:3 t.py", "--heter_workers: heterogeneous trainers are not"),

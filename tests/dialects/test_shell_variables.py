@@ -18,6 +18,8 @@ KNOWN = [
     ("N=1\nmpirun -np ${N}2 python x", "12 workers"),
     ("N=2;M=3\nmpirun -np $((N*M)) python x", "6 workers"),
     ("N=2\nM=$((${N} * 2))\nmpirun -np $(($M * $N * 2)) python x", "16 workers"),
+    ("N=2\nM=`expr $N \\* 2`\nmpirun -np $(expr $N '*' 2 \\* 3) python x", "12 workers"),
+    ('R="mpirun -np $(expr 2 \\* 3)"\n$R python x', "6 workers"),
     ("HOSTS=a:4,b:4\nhorovodrun -np 8 -H $HOSTS python x", "8 workers"),
     ('ARGS="-np 8 \\\n -H a:4,b:4"\nhorovodrun $ARGS python x', "8 workers"),
     ("RUN='mpirun -np 4'\n$RUN python x", "4 workers"),

@@ -31,6 +31,23 @@ def test_the_flags_of_a_training_program_are_the_cluster() -> None:
     assert tfdist.read("x --worker_hosts=a:1,b:1 --chief_hosts=c:1").describe() == "1 chief, 2 workers"
 
 
+@pytest.mark.parametrize(
+    "task", ["--job_name $1 --task_index $2", "--job_name=worker --task_index=$i", "--task_id=${SLURM_PROCID}"]
+)
+def test_a_script_may_leave_the_task_to_a_variable(task: str, tmp_path: Path) -> None:
+    """It names all hosts, and was refused. A single command line is that of one task."""
+    line = f"python train.py --ps_hosts=a:1 --worker_hosts=b:1,c:1 {task}"
+    first = line.partition(task)[0] + "--job_name=ps --task_index=0"
+    loop = f"{first} &\nfor i in 0 1; do\n  {line} &\ndone\nwait\n"
+    (tmp_path / "start.sh").write_text(line)
+    for script in (loop, tmp_path / "start.sh"):
+        cluster = tfdist.read(script)
+        assert cluster.describe() == "2 workers, 1 ps" and cluster.task is None
+    assert "has a shell variable" in refused(line)
+    assert "describe different clusters" in refused(f"{line}\n{line.replace('c:1', 'd:1')}")
+    assert "--job_name: 'sp' has no hosts here" in refused(line.replace(task, "--job_name=sp") + "\n")
+
+
 def test_gpus_belong_to_a_worker_in_the_benchmark() -> None:
     line = "python {} --num_gpus=4 --ps_hosts=a:1 --worker_hosts=b:1"
     cluster = tfdist.read(line.format("scripts/tf_cnn_benchmarks.py"))

@@ -35,6 +35,10 @@ def summary(cluster: tfdist.Cluster) -> tuple[int, int, int]:
         (("--gpus=8", "--gpus-per-task=2"), (4, 2, 2)),
         (("--gpus=8", "--ntasks-per-gpu=1"), (8, 1, 1)),
         (("--nodes=2", "--gpus-per-node=4", "--ntasks-per-gpu=2"), (16, 1, 1)),
+        (("-w n[01-04,07]",), (5, 1, 0)),
+        (("--nodelist=a,b,a", "--ntasks-per-node=4", "--gres=gpu:4"), (8, 1, 1)),
+        (("-w r[1-2]n[1-3]", "-N 8"), (8, 1, 0)),
+        (("-w n[1-4]", "-n 2"), (2, 1, 0)),
         (("-N 2-2", "--ntasks-p=2"), (2, 1, 0)),  # Not unique: it may be --ntasks-per-core.
         (("--partit gpu --nodes 3",), (3, 1, 0)),
         (("--nodes=2", "--ntasks-per-n=4"), (8, 1, 0)),
@@ -116,6 +120,25 @@ def test_variables_among_the_options_of_a_step() -> None:
             tfdist.read(f"srun {options_behind}")
     with pytest.raises(ClusterError, match="has a shell variable"):
         script("-N 2", run="srun --ntasks=$((NODES * 8)) ./run.sh")
+
+
+def test_nodes_are_counted_in_a_list_of_them() -> None:
+    """Slurm takes their number without `--nodes`. A list was passed over, and five nodes became one worker."""
+    assert (
+        len(script("-w n[1-4]", run="srun torchrun --nnodes=$SLURM_NNODES --nproc-per-node=2 --rdzv-backend=c10d x").tasks) == 8
+    )
+    assert len(tfdist.read("srun -w n[1-3] python x.py").tasks) == 3
+    for nodes, message in (
+        ("./hosts", "this file has the nodes; give their number, --nodes=4, too"),
+        ("n[1-4", "'n\\[1-4' is not a list of nodes"),
+        ("n[a]", "'a' is not a range of nodes; expected n\\[01-04,07\\]"),
+        ("n[1-999999999]", "'1-999999999' are more than 100000 nodes"),
+        ("n[1-1000][1-1000]", "names more than 100000 nodes"),
+    ):
+        with pytest.raises(ClusterError, match=message):
+            script(f"-w {nodes}")
+    with pytest.raises(ClusterError, match="--ntasks: the number of tasks is missing"):
+        tfdist.read("srun -w $NODE python x.py")
 
 
 @pytest.mark.parametrize("before", ["--wait 60", "-W 60", "--treewidth 32", "--accel-bind gn", "--bcast", "--x11", "-b now"])

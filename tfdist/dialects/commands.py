@@ -16,8 +16,8 @@ from types import MappingProxyType
 from tfdist.dialects.environment import CLUSTER_VARIABLE
 from tfdist.dialects.parsing.command_line import PREFIXES
 from tfdist.dialects.parsing.document import check_text, is_json
-from tfdist.dialects.parsing.machine_gpus import ON_NODE
-from tfdist.dialects.parsing.shell import SHELL_OPTION, ShellCommand, commands
+from tfdist.dialects.parsing.machine_gpus import NODES, ON_NODE
+from tfdist.dialects.parsing.shell import SHELL_OPTION, ShellCommand, commands, has_variable
 from tfdist.dialects.parsing.variables import ASSIGNMENT
 from tfdist.dialects.registry import command_readers, environment_readers, programs
 from tfdist.dialects.slurm.options import options as slurm_options
@@ -37,6 +37,7 @@ _SETTERS_VALUED = frozenset({"-u", "--unset", "--user", "-g", "--group", "-C", "
 """Programs that take variables for the program behind them, and their options whose value is a word of its own."""
 _CONTAINERS = frozenset({"docker", "nvidia-docker", "podman", "singularity", "apptainer"})
 """Programs that take such variables as values of `-e` and `--env`, and folders as values of other options."""
+_SHOWS = frozenset({"echo", "printf"})
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh", "script"})
 _WHICH = re.compile(r"(?:\$\(|`)(?:which|command -v) ([\w./-]+)[)`]", re.ASCII)
 _SHEBANG = re.compile(r"#!.*\b(?:ba|z|da|k)?sh\b")
@@ -98,17 +99,20 @@ def launches(
     started: list[Launch] = []
     script = _Assignments()
     for command in commands(check_text(text, source), source, known):
-        script.note_use(command.words)
+        launch = _launch(command, {**script.variables, **command.variables}, source, known) if command.words else None
+        if launch is None or launch.words[:1] == ("srun",):
+            script.note_use(command.words)
         if not command.words:
             script.add(command)
-        elif (launch := _launch(command, {**script.variables, **command.variables}, source, known)) is not None:
+        elif launch is not None:
             started.append(launch)
             if len(started) == MAX_LAUNCHERS:
                 break
-    if script.used is not None and all(launch.words[:1] == ("srun",) for launch in started):
+    others = [launch for launch in started if launch.words[:1] != ("srun",)]
+    if (hidden := script.used or (script.unused if not others else None)) is not None:
         raise source.error(
-            f"{script.used.launcher} is put into a variable, and this one is not expanded; give the command itself",
-            line=script.used.line if has_lines else None,
+            f"{hidden.launcher} is put into a variable, and this one is not expanded; give the command itself",
+            line=hidden.line if has_lines else None,
         )
     return started or script.launches()
 
@@ -118,12 +122,14 @@ class _Assignments:
 
     Attributes:
         variables: all variables so far.
-        used: a launcher in a variable that a command uses, or that has options, so that a command will; None if there is none.
+        used: a launcher in a variable that a command uses and that is not expanded there; None if there is none.
+        unused: one that has options, so that a command seems to use it; None if there is none.
     """
 
     def __init__(self) -> None:
         self.variables: dict[str, str] = {}
         self.used: _Hidden | None = None
+        self.unused: _Hidden | None = None
         self._hidden: dict[str, _Hidden] = {}
         self._launches: list[Launch] = []
         self._group: dict[str, str] = {}  # Those of one task: all until a variable gets another value.
@@ -131,7 +137,7 @@ class _Assignments:
 
     def note_use(self, words: Sequence[str]) -> None:
         """Notes whether a command uses a launcher in a variable."""
-        names = (name for word in words for name in _NAMED.findall(word))
+        names = (name for word in words for name in _NAMED.findall(word) if words[0] not in _SHOWS)
         self.used = self.used or next((self._hidden[name] for name in names if name in self._hidden), None)
 
     def add(self, command: ShellCommand) -> None:
@@ -144,7 +150,7 @@ class _Assignments:
             self._launches[len(self._launches) - self._is_task :] = [Launch(name, (), command.line, dict(self.variables))]
             self._is_task = True
         self._hidden |= _hidden(command)
-        self.used = self.used or next((entry for entry in self._hidden.values() if entry.has_options), None)
+        self.unused = self.unused or next((entry for entry in self._hidden.values() if entry.has_options), None)
 
     def launches(self) -> list[Launch]:
         """Returns what the assignments describe: several tasks, each for the commands behind it, or one."""
@@ -158,14 +164,16 @@ def _launch(command: ShellCommand, variables: Mapping[str, str], source: Source,
     words = command.words[:MAX_WORDS]
     own = {**command.variables, **_of_env(words)}
     variables = {**variables, **own}
-    if ON_NODE in known and ON_NODE not in variables:
-        variables = {ON_NODE: known[ON_NODE], **variables}
+    variables = {name: known[name] for name in (ON_NODE, NODES) if name in known} | variables
     launcher = _find_launcher(words, source, (known, command.exported, own))
+    program = words if launcher is None else _behind_srun(words, launcher)
+    if (dialect := _by_options(program)) is not None:
+        return Launch(dialect, program, command.line, variables)
     if launcher is None:
-        if (dialect := _by_options(words)) is not None:
-            return Launch(dialect, words, command.line, variables)
         dialect = _environment(own)
         return Launch(dialect, (), command.line, variables) if dialect else None
+    if program and (dialect := stated_jobs(variables)) is not None:
+        return Launch(dialect, (), command.line, variables)  # It counts more than the step in which the program runs.
     if isinstance(launcher, Launch):
         return replace(launcher, line=command.line, variables={**variables, **launcher.variables})
     dialect, rest = programs()[launcher.name], (launcher.name, *words[launcher.end :])
@@ -175,6 +183,13 @@ def _launch(command: ShellCommand, variables: Mapping[str, str], source: Source,
     if launcher.name != "srun" and "srun" in (before := words[: launcher.end - 1]):
         outer = Launch(programs()["srun"], before[before.index("srun") :], command.line)
     return Launch(dialect, rest, command.line, variables, outer)
+
+
+def _behind_srun(words: Sequence[str], launcher: "_Launcher | Launch") -> tuple[str, ...]:
+    """Returns the program that a command of `srun` starts on its tasks; empty for other launchers."""
+    if not isinstance(launcher, _Launcher) or launcher.name != "srun":
+        return ()
+    return tuple(words[launcher.end + slurm_options(words[launcher.end :])[1] :])
 
 
 def _of_env(words: Sequence[str]) -> dict[str, str]:
@@ -277,6 +292,14 @@ def _by_options(words: Sequence[str]) -> str | None:
     """Returns the dialect whose options a program has, which no other program has."""
     options = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words[1:] if word.startswith("-")}
     return next((name for name, reader in command_readers().items() if options & reader.options), None)
+
+
+def stated_jobs(variables: Mapping[str, str]) -> str | None:
+    """Returns the dialect of a variable that names jobs and tasks, TF_CONFIG, if it is among these and all of it is known."""
+    for name, reader in environment_readers().items():
+        if reader.names_jobs and (variable := reader.recognizes(variables)) and not has_variable(variables[variable]):
+            return name
+    return None
 
 
 def _environment(variables: Mapping[str, str]) -> str | None:

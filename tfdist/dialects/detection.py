@@ -34,6 +34,12 @@ _ASSIGNED = re.compile(
     r"(\{.*\}|\[.*\])\s*,?\s*\)?\s*;?\s*",
     re.ASCII | re.DOTALL,
 )
+_AROUND = re.compile(
+    r"^(?:import[ \t][\w., ]+|from[ \t][\w.]+[ \t]import[ \t][\w., ]+"
+    r"|os\.environ\[[\"']TF_CONFIG[\"']\][ \t]*=[ \t]*json\.dumps\(\w+\)[ \t]*)(?:#.*)?$",
+    re.ASCII | re.MULTILINE,
+)
+"""Lines around `tf_config = {...}` in tutorials: imports, and `os.environ["TF_CONFIG"] = json.dumps(tf_config)`."""
 _CALL = re.compile(r"\s*(?:[A-Za-z_]\w*\s*=\s*)?[A-Za-z_][\w.]*\(\s*[A-Za-z_]\w*\s*=[^=]", re.ASCII)
 """The beginning of `paddle.init(port=7164)` or `rendezvous = dict(num_shards=2, ...)`."""
 _NAME = re.compile(r"(?:^|[{<;,])[ \t]*[\"']?([A-Za-z_][\w-]{0,99})[\"']?[ \t]*(?=[:{<])", re.MULTILINE | re.ASCII)
@@ -211,6 +217,7 @@ def _assigned(text: str, name: str) -> Detected | None:
     """
     if _CALL.match(text) is not None and (arguments := load_call(text)) is not None:
         return _from_mapping(Document(name, mapping=arguments), Source("text", name))
+    text = _AROUND.sub("", text) if "TF_CONFIG" in text else text
     match = _ASSIGNED.fullmatch(text) if "=" in text[:200] or "(" in text[:200] else None
     if match is None:
         return None

@@ -2,22 +2,28 @@
 
 import dataclasses
 import os
+import re
 
-from tfdist.cluster import Cluster
+from tfdist.cluster import Cluster, Task
 from tfdist.dialects.commands import Launch
 from tfdist.dialects.detection import Launched
 from tfdist.dialects.dialect import Described
-from tfdist.dialects.parsing.machine_gpus import ON_NODE
+from tfdist.dialects.parsing.machine_gpus import NODES, ON_NODE
 from tfdist.dialects.parsing.values import Values
 from tfdist.dialects.registry import command_readers, environment_readers
 from tfdist.errors import ClusterError, Source, UnstatedError
 from tfdist.rank_info import RankInfo, UnplacedError
 
+_PYTHON = re.compile(r"python[0-9.]*", re.ASCII)
+ASK_SCHEDULERS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun"})
+"""Launchers that ask the scheduler in whose job they run for its nodes."""
 
-def read_launches(launched: Launched, tasks: int = 1) -> Described:
+
+def read_launches(launched: Launched, tasks: int | None = None, has_steps: bool = False) -> Described:
     """Returns what the commands of a script describe.
 
-    `srun` in it starts a command without options of its own on `tasks` tasks.
+    In the script of a job of a scheduler, `tasks` are those of the job: `srun` starts a command without options of its own on
+    them, and `mpirun` as many processes; if the script `has_steps` of `srun`, `mpirun` without a number may only prepare.
 
     Raises:
         ClusterError: if the commands describe different clusters, or the only one cannot be read.
@@ -27,21 +33,31 @@ def read_launches(launched: Launched, tasks: int = 1) -> Described:
     faults: list[ClusterError] = []
     unstated: list[ClusterError] = []
     unplaced: list[UnplacedError] = []
+    asked = set[int]()  # Processes that `mpirun` without a number starts.
     for launch in launched.launches:
         try:
-            described.append(_read(launch, launched, tasks))
+            described.append(_read(launch, launched, tasks or 1))
         except UnstatedError as error:
             unstated.append(error)  # It counts only if nothing else describes a cluster: `srun hostname`.
+            may_train = len(launched.launches) == 1 or _starts_python(launch)
+            if tasks is not None and not has_steps and may_train and launch.words[0] in ASK_SCHEDULERS:
+                asked.add(error.per_node * int(launch.variables.get(NODES, "0")) or tasks)
         except UnplacedError as error:
-            unplaced.append(error)
+            if launched.has_lines and all(task.port for task in error.outline.tasks):
+                described.append(error.outline)  # A script that starts every task says all but which of them this is.
+            else:
+                unplaced.append(error)
         except ClusterError as error:
             faults.append(_with_line(error, launch, launched))
     if unplaced and not described and not faults and all(other.outline == unplaced[0].outline for other in unplaced):
         raise unplaced[0]
     faults += [ClusterError(*error.args) for error in unplaced]
+    if not described and not faults and asked and asked != {tasks}:
+        workers = tuple(Task("worker", rank) for rank in range(max(asked)))
+        described.append(Cluster(workers, source=Source(launched.launches[0].dialect, launched.source.name)))
     if not described:
         raise (*faults, *unstated)[0]
-    if not faults and all(other == described[0] for other in described):
+    if not faults and all(other == described[0] for other in described) and asked <= {_size(described[0])}:
         return _without_task(described)
     lines = list(dict.fromkeys(launch.line for launch in launched.launches))
     where = f"lines {', '.join(map(str, lines[:5]))}" if len(lines) > 1 else f"line {lines[0]}"
@@ -107,6 +123,14 @@ def _without_task(described: list[Described]) -> Described:
     if isinstance(first, Cluster) and len({entry.task for entry in described if isinstance(entry, Cluster)}) > 1:
         return dataclasses.replace(first, task=None)
     return first
+
+
+def _starts_python(launch: Launch) -> bool:
+    return any(_PYTHON.fullmatch(os.path.basename(word)) is not None or word.endswith(".py") for word in launch.words)
+
+
+def _size(described: Described) -> int:
+    return described.size if isinstance(described, RankInfo) else len(described.tasks)
 
 
 def _is_one_job(described: list[Described]) -> bool:

@@ -7,18 +7,16 @@ from typing import Any
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import environment, registry
+from tfdist.dialects.commands import stated_jobs
 from tfdist.dialects.detection import Detected, detect, detect_launches
-from tfdist.dialects.dialect import Described
-from tfdist.dialects.launched import read_launches
+from tfdist.dialects.dialect import Described, TextReader
+from tfdist.dialects.launched import ASK_SCHEDULERS, read_launches
 from tfdist.dialects.parsing.document import Document
 from tfdist.errors import ClusterError, Source, UnstatedError, nearest
 from tfdist.rank_info import RankInfo, UnplacedError
 
 JOB_DIR = "job_dir"
 """The override that every dialect takes."""
-
-_ASK_SCHEDULERS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun"})
-"""Launchers that ask the scheduler in whose job they run for its nodes."""
 
 WAYS = (
     "give a file (a SINGA job.conf, a CloudML config.yaml, TF_CONFIG, a host file, ...) or a command line (horovodrun, mpirun, "
@@ -144,20 +142,43 @@ def _parse(detected: Detected, hosts: str | None, options: Mapping[str, Any]) ->
     given = reader.refers(document.text)
     if given is not None and given != document.name:  # Its own name asks for what the script says without that.
         return _given(given, f"{document.name}: {environment.CLUSTER_VARIABLE}")
-    described = reader.parse(dataclasses.replace(document, hostfile=hosts, overrides=options))
-    if not reader.is_script or not isinstance(described, Cluster):
-        return described
-    inner = detect_launches(document.text, document.name, reader.variables(document.text))
-    if inner is None or not (others := [each for each in inner.launches if each.words and each.dialect != detected.dialect]):
-        return described
+    document = dataclasses.replace(document, hostfile=hosts, overrides=options)
+    return _of_script(detected.dialect, reader, document) if reader.is_script else reader.parse(document)
+
+
+def _of_script(dialect: str, reader: TextReader, document: Document) -> Described:
+    """Returns what another launcher in a script describes, else what the script itself does."""
+    own: Described | UnstatedError
     try:
-        started = read_launches(dataclasses.replace(inner, launches=others), len(described.tasks))
+        own = reader.parse(document)
+    except UnstatedError as error:
+        own = error
+    started = None if isinstance(own, RankInfo) else _started(dialect, reader, document, own)
+    if started is not None:
+        return started
+    if isinstance(own, UnstatedError):
+        raise own
+    return own
+
+
+def _started(dialect: str, reader: TextReader, document: Document, own: Cluster | UnstatedError) -> Cluster | None:
+    """Returns the cluster of TF_CONFIG or of the launchers of other dialects in a script; None if there are none, or they ask
+    the scheduler."""
+    inner = detect_launches(document.text, document.name, reader.variables(document.text))
+    launches = [each for each in inner.launches if each.dialect != dialect] if inner is not None else []
+    others = [each for each in launches if each.words or each.dialect == stated_jobs(each.variables)]
+    if inner is None or not others:
+        return None
+    tasks = own.tasks if isinstance(own, UnstatedError) else len(own.tasks)
+    try:
+        has_steps = len(launches) < len(inner.launches)
+        started = read_launches(dataclasses.replace(inner, launches=others), tasks, has_steps)
     except UnstatedError:
-        return described  # mpirun asks the scheduler.
+        return None  # mpirun asks the scheduler.
     except UnplacedError as error:
         started = error.outline  # The script says it when it runs.
     cluster = dataclasses.replace(started.outline() if isinstance(started, RankInfo) else started, task=None)
-    if "localhost" in document.text or not all(launch.words[0] in _ASK_SCHEDULERS for launch in others):
+    if "localhost" in document.text or not all(launch.words[:1] and launch.words[0] in ASK_SCHEDULERS for launch in others):
         return cluster
     # Without hosts of their own they start ranks on the nodes of the job, and not here.
     return dataclasses.replace(cluster, tasks=tuple(_without_localhost(task) for task in cluster.tasks))

@@ -8,6 +8,7 @@ Workers are asynchronous unless a flag says that they step together (`--sync_rep
 together unless a flag says that they do not (`--cross_replica_sync`, which is true there).
 """
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -17,8 +18,10 @@ from tfdist.dialects.dialect import CommandReader, Dialect, TextReader
 from tfdist.dialects.parsing.addresses import tensorflow_address
 from tfdist.dialects.parsing.command_line import names, options
 from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, MAX_TASKS, Document, close, shown
+from tfdist.dialects.parsing.shell import has_variable
 from tfdist.dialects.parsing.values import Values, scalar_text
-from tfdist.errors import Source, nearest
+from tfdist.errors import ClusterError, Source, nearest
+from tfdist.rank_info import UnplacedError
 
 NAME = "tf1"
 
@@ -29,8 +32,9 @@ _HOSTS = {
     "ps_hosts": "ps",
     "evaluator_hosts": "evaluator",
 }
+_OF_TASK = ("job_name", "task_index", "task_id")
 _SYNCHRONOUS = ("sync_replicas", "issync")
-WORDS = names("job_name task_index task_id num_gpus") | frozenset(_HOSTS) | frozenset(_SYNCHRONOUS)
+WORDS = frozenset((*_OF_TASK, "num_gpus")) | frozenset(_HOSTS) | frozenset(_SYNCHRONOUS)
 MARKS = names("ps_hosts worker_hosts")
 _BENCHMARK = "tf_cnn_benchmarks.py"
 """The program in which `--num_gpus` is the number of one worker's GPUs. In others it may be that of the machine."""
@@ -59,7 +63,12 @@ def parse(document: Document) -> Cluster:
 
 
 def parse_command(words: list[str], source: Source) -> Cluster:
-    """Reads the command line of a training program; other flags are ignored. Raises ClusterError for bad values."""
+    """Reads the command line of a training program; other flags are ignored.
+
+    Raises:
+        ClusterError: for bad values.
+        UnplacedError: for a shell variable in the name or number of the task.
+    """
     is_benchmark = any(os.path.basename(word) == _BENCHMARK for word in words)
     valued = WORDS - frozenset(_SYNCHRONOUS) - (frozenset() if is_benchmark else {"num_gpus"})
     switches = frozenset((*_SYNCHRONOUS, _BENCHMARK_SYNCHRONOUS) if is_benchmark else _SYNCHRONOUS)
@@ -84,12 +93,14 @@ def _read(values: Values, is_benchmark: bool) -> Cluster:
     workers = sum(task.slots for task in tasks if task.job == "worker")
     is_synchronous = any(map(values.flag, _SYNCHRONOUS)) or (is_benchmark and values.flag(_BENCHMARK_SYNCHRONOUS, True))
     has_ps = any(task.job == "ps" for task in tasks)
-    return Cluster(
-        tuple(tasks),
-        worker_groups=(tuple(range(workers)),) if is_synchronous and has_ps and workers else (),
-        source=values.source,
-        task=_task(values, tasks),
-    )
+    groups = (tuple(range(workers)),) if is_synchronous and has_ps and workers else ()
+    cluster = Cluster(tuple(tasks), worker_groups=groups, source=values.source)
+    try:
+        return dataclasses.replace(cluster, task=_task(values, tasks))
+    except ClusterError as fault:
+        if any(has_variable(values.texts.get(name, "")) for name in _OF_TASK):
+            raise UnplacedError(fault, cluster) from None  # A script for each of the tasks.
+        raise
 
 
 def _task(values: Values, tasks: list[Task]) -> tuple[str, int] | None:

@@ -88,6 +88,10 @@ def _ranks(words: list[str], source: Source) -> list[str]:
     if limit is None and is_horovod:
         raise source.error("the number of processes is missing; horovodrun needs it, -np 4", field="-np")
     if hosts is None:
+        if limit is None and (per_host := _mapping(options, source)[1]) is not None:
+            count = _number({"per_host": per_host}, "per_host", source)
+            fault = source.error(f"{count} processes start on each node, and no nodes are named; write -np 8 too", field="-N")
+            raise UnstatedError(*fault.args, per_node=count)
         if limit is None:
             fault = source.error("neither processes nor hosts are given; write -np 4, or -H a:2,b:2", field="-np")
             raise UnstatedError(*fault.args)

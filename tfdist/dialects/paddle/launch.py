@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.paddle.addresses import addresses, is_synchronous
 from tfdist.dialects.parsing.addresses import launcher_address
-from tfdist.dialects.parsing.command_line import check_count, names, nodes, options
+from tfdist.dialects.parsing.command_line import check_count, check_places, names, nodes, options
 from tfdist.dialects.parsing.document import shown
 from tfdist.dialects.parsing.machine_gpus import visible_gpus
 from tfdist.dialects.parsing.values import Values
 from tfdist.errors import ClusterError, Source
-from tfdist.rank_info import RankInfo, Store
+from tfdist.rank_info import RankInfo, Store, UnplacedError
 
 START_PORT = 6070
 
@@ -49,8 +49,10 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str]) 
         A Cluster if the command line names the hosts or has one node; else the RankInfo of the first rank of this node.
 
     Raises:
-        ClusterError: for an elastic `--nnodes 1:4`, for several nodes without `--master` and `--rank`, and for servers on
-            several nodes without their addresses, which Paddle assigns only when it runs.
+        ClusterError: for an elastic `--nnodes 1:4`, for several nodes without `--master`, and for servers on several nodes
+            without their addresses, which Paddle assigns only when it runs.
+        UnplacedError: for several nodes without `--rank`, which Paddle assigns then, too, or with shell variables in it or in
+            the address of the master.
     """
     switches = names("module use_paddlecloud log_overwrite")
     given = options(words[1:], source, _VALUED - switches, switches, letters={"m": "module"}, abbreviates=True)
@@ -127,9 +129,18 @@ def _collective(values: Values, environ: Mapping[str, str]) -> Cluster | RankInf
     check_count(values, "nnodes", count * processes)
     if count == 1:
         return Cluster(tuple(Task("worker", rank, gpus=gpus) for rank in range(processes)), source=values.source)
-    master = values.text("master")
+    master = values.texts.get("master", "")
     if not master or "://" in master.removeprefix("http://"):
         raise values.error("master", f"{count} nodes need a place to meet; give host:port of the first node")
+    outline = RankInfo(count * processes, 0, values.source, gpus=gpus).outline()
+    if not values.texts.get("rank"):
+        fault = values.error(
+            "rank",
+            f"without it Paddle gives out the ranks of {count} nodes only when it runs; start the program with this command "
+            "and call tfdist.strategy() without a description, or number the nodes from 0",
+        )
+        raise UnplacedError(fault, outline)
+    check_places(values, ("master", "rank"), outline)
     return RankInfo(
         size=count * processes,
         rank=values.number("rank", most=count - 1) * processes,

@@ -8,6 +8,9 @@ from tfdist.devices import visible
 ON_NODE = "SLURM_GPUS_ON_NODE"
 """The GPUs of each node of a batch script, which runs on nodes that Slurm chooses, and not on this machine."""
 
+NODES = "SLURM_NNODES"
+"""The number of the nodes of a batch script."""
+
 
 def visible_gpus(environ: Mapping[str, str]) -> int:
     """Returns the number of GPUs of this machine that a process with these variables sees, found without a library.

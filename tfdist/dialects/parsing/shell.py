@@ -64,12 +64,14 @@ class ShellCommand:
         line: the number of its first line.
         exported: variables that the script has exported before it, as far as they are known; only for a shell (`bash -c`), and
             until the next command is asked for.
+        is_background: whether the shell does not wait for it (`&`).
     """
 
     words: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
     line: int = 1
     exported: Mapping[str, str] = field(default_factory=dict)
+    is_background: bool = False
 
 
 def commands(text: str, source: Source, known: Mapping[str, str] = MappingProxyType({})) -> Iterator[ShellCommand]:
@@ -102,7 +104,7 @@ def commands(text: str, source: Source, known: Mapping[str, str] = MappingProxyT
             array = []
             continue
         if words:
-            command = _command(words, first)
+            command = _command(words, first, is_background=content == "&")
             if any(map(SHELL_OPTION.fullmatch, command.words)):
                 command = replace(command, exported=MappingProxyType(literals.exported))
             literals.see(words, {} if command.words else command.variables, before, content)
@@ -118,7 +120,7 @@ def has_variable(text: str) -> bool:
     return VARIABLE.search(text) is not None
 
 
-def _command(words: list[str], line: int) -> ShellCommand:
+def _command(words: list[str], line: int, is_background: bool) -> ShellCommand:
     words = list(itertools.dropwhile(_CONTROL.__contains__, words))
     if words and words[0] in ("$", "%", ">") and len(words) > 1:  # A prompt.
         words = words[1:]
@@ -132,7 +134,7 @@ def _command(words: list[str], line: int) -> ShellCommand:
         elif not is_declaration:
             break
         position += 1
-    return ShellCommand(tuple(words[position:]), variables, line)
+    return ShellCommand(tuple(words[position:]), variables, line, is_background=is_background)
 
 
 def _words(text: str, source: Source, literals: Literals) -> Iterator[tuple[str, str, int]]:

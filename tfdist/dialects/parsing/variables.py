@@ -37,6 +37,8 @@ _USE = re.compile(r"(?<!\\)\$(?:\{(\w+)(?:\[([0-9]{1,4})\])?\}|(\w+))", re.ASCII
 _ALL = re.compile(r"""("?)\$\{(\w+)\[([@*])\]\}"?""", re.ASCII)
 _FACTOR = r"(?:\w+|\$SLURM_\w+|\$\{SLURM_\w+\})"
 _PRODUCT = re.compile(rf"\$\(\([ \t]*({_FACTOR}(?:[ \t]*\*[ \t]*{_FACTOR})*)[ \t]*\)\)", re.ASCII)
+_EXPR = re.compile(r"""\$\([ \t]*expr[ \t]+([0-9]+(?:[ \t]+(?:\\\*|'\*'|"\*")[ \t]+[0-9]+)+)[ \t]*\)""", re.ASCII)
+"""The product `$(expr 2 \\* 8)`, which older shells wrote for `$((2 * 8))`."""
 _COUNTED = re.compile(
     r"""\$\([ \t]*scontrol[ \t]+show[ \t]+hostnames?(?:[ \t]+"?\$\{?SLURM_(?:JOB_)?NODELIST\}?"?)?"""
     r"""[ \t]*\|[ \t]*wc[ \t]+-l[ \t]*\)""",
@@ -136,7 +138,10 @@ class Literals:
 
     def expand(self, text: str) -> str:
         """Returns a text that is not in single quotes with the values of `$NAME`, `${NAME}` and products of numbers in it."""
-        return _PRODUCT.sub(self._product, _USE.sub(self._value, text)) if "$" in text else text
+        if "$" not in text:
+            return text
+        known = _EXPR.sub(lambda match: f"$(({' * '.join(re.findall('[0-9]+', match[1]))}))", _USE.sub(self._value, text))
+        return _PRODUCT.sub(self._product, known)
 
     def _get(self, name: str, otherwise: str) -> str:
         return self._values.get(name, self._inherited.get(name, self._programs.get(name, otherwise)))

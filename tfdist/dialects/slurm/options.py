@@ -5,11 +5,12 @@ name (getopt_long). The options of plug-ins are not known here and are passed ov
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tfdist.dialects.parsing.command_line import check_variable, is_variable, names
 from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, MAX_TASKS, shown
+from tfdist.dialects.parsing.shell import has_variable
 from tfdist.dialects.parsing.values import Values
 from tfdist.errors import Source, UnstatedError
 
@@ -56,6 +57,10 @@ _OF_GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gres", "tres-per-task")
 """Options that say how many GPUs there are."""
 
 _COUNT = re.compile(r"(?:.*[:=])?([0-9]{1,9})(?:\([^)]*\))?", re.ASCII)
+_LISTED = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+"""An entry of a list of nodes, `n[1-2,5]`."""
+_PIECES = re.compile(r"([^\[\]]+)|\[([^\[\]]*)\]")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
 _GRES = re.compile(r"(?:gres[/:])?gpu(?:[:=/](.*))?", re.ASCII)
 
 
@@ -105,7 +110,7 @@ def tasks(values: Values) -> Tasks:
     Raises:
         ClusterError: for bad numbers, and for a number of nodes that Slurm chooses.
     """
-    nodes = _nodes(values)
+    nodes = _nodes(values) or (0 if values.text("ntasks") else _listed_nodes(values))
     per_node, total = _per_node(values), number_of_gpus(values, "gpus")
     per_task = number_of_gpus(values, "gpus-per-task") or listed_gpus(values, "tres-per-task")
     by_gpu = values.number("ntasks-per-gpu", 0)
@@ -136,7 +141,8 @@ def tasks(values: Values) -> Tasks:
 
 def check_stated(values: Values) -> None:
     """Raises ClusterError if the options leave the number of tasks to the job in which they are given."""
-    if not any(map(values.text, ("ntasks", "nodes", "ntasks-per-node", "ntasks-per-gpu", "gpus"))):
+    names_nodes = values.texts.get("nodelist", "") and not has_variable(values.texts["nodelist"])
+    if not names_nodes and not any(map(values.text, ("ntasks", "nodes", "ntasks-per-node", "ntasks-per-gpu", "gpus"))):
         fault = values.error("ntasks", "the number of tasks is missing; write srun --ntasks=4, or give the batch script")
         raise UnstatedError(*fault.args)
 
@@ -188,6 +194,37 @@ def _nodes(values: Values) -> int:
     return Values(values.source, {"nodes": least}, values.prefix).number("nodes", 0)
 
 
+def _listed_nodes(values: Values) -> int:
+    """Returns the number of nodes in `--nodelist`, which Slurm takes without `--nodes`; 0 if it is not given."""
+    text = values.text("nodelist")
+    if "/" in text or values.text("nodefile"):
+        raise values.error("nodelist" if text else "nodefile", "this file has the nodes; give their number, --nodes=4, too")
+    if text.count("[") != text.count("]"):
+        raise values.error("nodelist", f"{shown(text)} is not a list of nodes; expected n[01-04,07],login")
+    found: set[str] = set()
+    for entry in _LISTED.findall(text):
+        names = [""]
+        for literal, ranges in _PIECES.findall(entry):
+            choices = [literal] if literal else list(_numbers(values, ranges))
+            if len(names) * len(choices) > MAX_TASKS:
+                raise values.error("nodelist", f"{shown(text)} names more than {MAX_TASKS} nodes")
+            names = [name + choice for name in names for choice in choices]
+        found.update(names)
+    return len(found)
+
+
+def _numbers(values: Values, ranges: str) -> Iterator[str]:
+    """Yields the numbers of `01-04,07` as they are written in names."""
+    for part in ranges.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None:
+            raise values.error("nodelist", f"{shown(part)} is not a range of nodes; expected n[01-04,07]")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last - first > MAX_TASKS:
+            raise values.error("nodelist", f"{shown(part)} are more than {MAX_TASKS} nodes")
+        yield from (str(number).zfill(len(match[1])) for number in range(first, last + 1))
+
+
 def _per_node(values: Values) -> int:
     return number_of_gpus(values, "gpus-per-node") or listed_gpus(values, "gres")
 
@@ -222,7 +259,7 @@ def variables(wanted: Mapping[str, str], source: Source) -> dict[str, str]:
     """
     values = Values(source, wanted, "--")
     # Of a number of tasks or GPUs it follows only with their nodes, which Slurm chooses.
-    nodes = _nodes(values) or int(not wanted.keys() & {"ntasks", "gpus"})
+    nodes = _nodes(values) or (0 if wanted.keys() & {"ntasks", "gpus"} else _listed_nodes(values) or 1)
     on_each = values.number("ntasks-per-node", 0)
     count = values.number("ntasks", 0) or nodes * on_each
     numbers = {

@@ -5,16 +5,18 @@ TFDIST_CLUSTER in the script describes the cluster instead (`TextReader.refers`)
 (`TextReader.is_script`).
 """
 
+import itertools
 import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.parsing.command_line import PREFIXES, check_single, names
 from tfdist.dialects.parsing.document import Document
-from tfdist.dialects.parsing.shell import commands
+from tfdist.dialects.parsing.shell import ShellCommand, commands
 from tfdist.dialects.parsing.values import Values
 from tfdist.dialects.slurm import submit
 from tfdist.dialects.slurm.options import (
@@ -27,7 +29,7 @@ from tfdist.dialects.slurm.options import (
     tasks,
     variables,
 )
-from tfdist.errors import ClusterError, Source
+from tfdist.errors import ClusterError, Source, UnstatedError
 
 NAME = "slurm"
 
@@ -35,6 +37,10 @@ _HEREDOC = re.compile(r"(?<!<)<<-?[ \t]*[\"']?(\w+)", re.ASCII)
 _MAX_HEREDOCS = 20
 _VARIABLE = "TFDIST_CLUSTER"
 _PYTHON = re.compile(r"python[0-9.]*", re.ASCII)
+_TEXT_OPTIONS = names("-c -V --version")
+_PLACES = names("nodelist relative")
+"""Options that start a step on some of the nodes of the job."""
+_OWN_CPUS = ("$SLURM_CPUS_PER_TASK", "${SLURM_CPUS_PER_TASK}")
 _STARTERS = frozenset(
     {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "horovodrun", "torchrun", "accelerate", "deepspeed", "ibrun"}
 )
@@ -42,6 +48,15 @@ _PREPARES = names(
     "mkdir rm cp mv ln ls cat echo printf hostname date sleep touch chmod tar rsync sbcast nvidia-smi env printenv"
 )
 """Programs that do not train: a script may start them on any number of tasks."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """An `srun` of a script: its line, its tasks, and whether other steps may run beside it."""
+
+    line: int
+    tasks: Tasks
+    is_beside: bool
 
 
 def looks_like(content: "str | Mapping[Any, Any]") -> bool:
@@ -86,12 +101,26 @@ def parse(document: Document) -> Cluster:
     wanted = _wanted(document.text, source)
     asked = tasks(Values(source, wanted, "--"))
     steps = _steps(document.text, wanted, source)
-    if len({step for _, step in steps}) > 1:
-        lines = ", ".join(str(line) for line, _ in steps[:5])
-        raise source.error(f"srun starts programs on different numbers of tasks in lines {lines}; keep the one that trains")
+    _check_whole(steps, asked, source)
     if not steps and asked.count > 1:
         _check_started(document.text, asked.count, source)
-    return _cluster(steps[0][1] if steps else asked, source)
+    return _cluster(steps[0].tasks if steps else asked, source)
+
+
+def _check_whole(steps: Sequence[_Step], asked: Tasks, source: Source) -> None:
+    """Raises UnstatedError if the steps that may train differ, or start one after another what trains together."""
+    if len({step.tasks for step in steps}) > 1:
+        lines = ", ".join(str(step.line) for step in steps[:5])
+        fault = source.error(f"srun starts programs on different numbers of tasks in lines {lines}; keep the one that trains")
+        raise UnstatedError(*fault.args, tasks=asked.count)
+    part = next((step for step in steps if step.is_beside and step.tasks.count < asked.count), None)
+    if part is not None:
+        fault = source.error(
+            f"the script asks for {asked.count} tasks, and this starts {part.tasks.count} of them, on nodes that it names or "
+            f"in the background, where others may run beside them; keep one srun that starts all, --ntasks={asked.count}",
+            line=part.line,
+        )
+        raise UnstatedError(*fault.args, tasks=asked.count)
 
 
 def _cluster(asked: Tasks, source: Source) -> Cluster:
@@ -140,17 +169,17 @@ def _check_outer(text: str, source: Source) -> None:
             )
 
 
-def _steps(text: str, wanted: Mapping[str, str], source: Source) -> list[tuple[int, Tasks]]:
-    """Returns the line and the tasks of each `srun` that may train.
+def _steps(text: str, wanted: Mapping[str, str], source: Source) -> list[_Step]:
+    """Returns each `srun` that may train.
 
     They start a Python program; else, where no other launcher does, any program but those that only prepare or show something.
     """
     found = list(_commands(text, source, variables(wanted, source)))
-    steps = [(line, position, words) for line, words in found if (position := _srun(words)) is not None]
-    python = [step for step in steps if _starts_python(*step[1:])]
+    steps = [(command, position) for command in found if (position := _srun(command.words)) is not None]
+    python = [step for step in steps if _starts_python(*step)]
     if not python and len(steps) > 1:
-        others = any(_STARTERS - {"srun"} & set(map(os.path.basename, words)) for _, words in found)
-        steps = [] if others else [step for step in steps if _PREPARES.isdisjoint(_program(*step[1:])[:1])]
+        others = any(_STARTERS - {"srun"} & set(map(os.path.basename, command.words)) for command in found)
+        steps = [] if others else [step for step in steps if not _prepares(*step)]
     return [_step(*step, wanted, source) for step in python or steps]
 
 
@@ -160,40 +189,72 @@ def _srun(words: Sequence[str]) -> int | None:
     return position if position == 0 or os.path.basename(words[0]) in PREFIXES else None
 
 
-def _starts_python(position: int, words: Sequence[str]) -> bool:
-    return any(_PYTHON.fullmatch(word) or word.endswith(".py") for word in _program(position, words))
+def _starts_python(command: ShellCommand, position: int) -> bool:
+    program = _program(command, position)
+    return any(_PYTHON.fullmatch(word) or word.endswith(".py") for word in program) and not _runs_text(program)
 
 
-def _program(position: int, words: Sequence[str]) -> list[str]:
+def _prepares(command: ShellCommand, position: int) -> bool:
+    program = _program(command, position)
+    return not _PREPARES.isdisjoint(program[:1]) or _runs_text(program)
+
+
+def _runs_text(program: Sequence[str]) -> bool:
+    """Returns whether a program is Python with a text, `python -c "import torch"`, which prepares or shows something."""
+    place = next((place for place, word in enumerate(program) if _PYTHON.fullmatch(word)), len(program))
+    flags: Iterator[str] = itertools.takewhile(lambda word: word.startswith("-"), program[place + 1 :])
+    return not _TEXT_OPTIONS.isdisjoint(flags)
+
+
+def _program(command: ShellCommand, position: int) -> list[str]:
     """Returns the base names of the words of the program that the `srun` at `position` starts."""
-    _, end = options(words[position + 1 :])
-    return [os.path.basename(word) for word in words[position + 1 + end :]]
+    _, end = options(command.words[position + 1 :])
+    return [os.path.basename(word) for word in command.words[position + 1 + end :]]
 
 
-def _step(line: int, position: int, words: Sequence[str], wanted: Mapping[str, str], source: Source) -> tuple[int, Tasks]:
-    """Returns the line and the tasks of an `srun`: as its own options ask, else as those of the script."""
-    given, _ = options(words[position + 1 :])
-    check_one_component(words, given, source, line)
-    check_variables(words[position + 1 :], source, line)
+def _step(command: ShellCommand, position: int, wanted: Mapping[str, str], source: Source) -> _Step:
+    """Returns the step of an `srun`: its tasks are those for which its own options ask, else those of the script."""
+    line, words = command.line, command.words[position + 1 :]
+    given, _ = options(words)
+    check_one_component(command.words, given, source, line)
+    check_variables(words, source, line)
     own = {name: value for name, value in given.items() if name in OF_TASKS or "gpu" in name or name == "gres"}
     merged = dict(wanted) | own
-    if "ntasks" not in own and own.keys() & {"ntasks-per-node", "nodes"} and "ntasks-per-node" in merged:
-        merged.pop("ntasks", None)
+    if "ntasks" not in own and (inherited := variables(wanted, source).get("SLURM_NTASKS")) is not None:
+        merged["ntasks"] = inherited  # It wins over the other options of srun, as `-n` does.
+    _check_counted(given, merged, wanted, source, line)
     try:
-        return line, tasks(Values(source, merged, "--"))
+        return _Step(line, tasks(Values(source, merged, "--")), command.is_background or not _PLACES.isdisjoint(given))
     except ClusterError as error:
         raise source.error(str(error).partition(": ")[2], line=line) from None
+
+
+def _check_counted(
+    given: Mapping[str, str], merged: Mapping[str, str], wanted: Mapping[str, str], source: Source, line: int
+) -> None:
+    """Raises UnstatedError for an `srun -c 4` of as many tasks as the processors of the nodes suffice for (srun(1))."""
+    cpus = given.get("cpus-per-task")
+    if cpus is None or not merged.keys().isdisjoint(("ntasks", "ntasks-per-node")):
+        return
+    if cpus in (wanted.get("cpus-per-task"), *_OWN_CPUS) and "cpus-per-task" in wanted and "exclusive" not in wanted:
+        return  # The job has these processors for one task on each node.
+    fault = source.error(
+        "with --cpus-per-task, and without a number of tasks, srun starts as many as fit on the nodes; add --ntasks",
+        line=line,
+    )
+    raise UnstatedError(*fault.args, tasks=tasks(Values(source, wanted, "--")).count)
 
 
 def _check_started(text: str, count: int, source: Source) -> None:
     """Raises ClusterError if the script starts Python itself: this runs once, on the first node, whatever it asks for."""
     direct = None
-    for line, words in _commands(text, source, {}):
+    for command in _commands(text, source, {}):
+        words = command.words
         if any(os.path.basename(word) in _STARTERS or word.startswith("$") for word in words):
             return
         is_python = _PYTHON.fullmatch(os.path.basename(words[0])) is not None
         if direct is None and is_python and any(word.endswith(".py") for word in words):
-            direct = line
+            direct = command.line
     if direct is not None:
         raise source.error(
             f"this starts one process, and the script asks for {count} tasks; write srun in front of it, or ask for one task",
@@ -201,8 +262,8 @@ def _check_started(text: str, count: int, source: Source) -> None:
         )
 
 
-def _commands(text: str, source: Source, known: Mapping[str, str]) -> Iterator[tuple[int, tuple[str, ...]]]:
+def _commands(text: str, source: Source, known: Mapping[str, str]) -> Iterator[ShellCommand]:
     try:
-        yield from ((command.line, command.words) for command in commands(text, source, known) if command.words)
+        yield from (command for command in commands(text, source, known) if command.words)
     except ClusterError:
         return  # A quotation that does not end; its own message would hide that of the options.
