@@ -21,7 +21,7 @@ _ATTRIBUTES: dict[type, tuple[str, ...]] = {
     keras.callbacks.TensorBoard: ("_global_train_batch", "_global_test_batch"),
     keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
     keras.callbacks.History: ("epoch", "history"),
-    keras.callbacks.CSVLogger: (),
+    keras.callbacks.CSVLogger: ("keys",),
 }
 if hasattr(keras.callbacks, "OrbaxCheckpoint"):  # Older versions of Keras have none.
     _ATTRIBUTES[keras.callbacks.OrbaxCheckpoint] = (*_ATTRIBUTES[keras.callbacks.ModelCheckpoint][:3], "_total_batches_seen")
