@@ -3,6 +3,7 @@ variables of TensorFlow."""
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -115,6 +116,12 @@ def shapes(model: Any) -> list[list[int]]:
     return sorted(list(variable.shape) for variable in model.weights)
 
 
+def _some(shapes: "Counter[tuple[int, ...]]") -> str:
+    """Returns the first shapes, for a sentence."""
+    texts = sorted(map(str, shapes.elements()))
+    return ", ".join(texts[:3]) + (", ..." if len(texts) > 3 else "")
+
+
 def difference(model: Any, weights: list[list[int]] | None, optimizers: list[list[Any]] | None) -> str:
     """Returns what differs from the model of a backup, as the end of a sentence; "" for nothing. Its optimizers are built.
 
@@ -126,8 +133,11 @@ def difference(model: Any, weights: list[list[int]] | None, optimizers: list[lis
         weights: what `shapes` returned for that of the backup; None if unknown.
         optimizers: what `kinds` returned for it; None if unknown.
     """
-    if weights is not None and weights != shapes(model):
-        return f"it had {len(weights)} weights and has {len(model.weights)}, or they have other shapes"
+    if weights is not None and weights != (found := shapes(model)):
+        if len(weights) != len(found):
+            return f"it had {len(weights)} weights and has {len(found)}"
+        had, has = Counter(map(tuple, weights)), Counter(map(tuple, found))
+        return f"it had weights of the shapes {_some(had - has)} and has {_some(has - had)} in their place"
     for (name_before, before), (name, now) in zip(optimizers or (), kinds(model), strict=False):
         if name != name_before:
             return f"it was trained with {name_before} and has {name}"
