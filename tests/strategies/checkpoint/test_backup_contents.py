@@ -253,3 +253,17 @@ def test_logs_of_any_kind_end_no_training_and_come_back_as_texts_where_json_lack
     assert process(lambda: program(at=4)) is None
     assert process(program) == ["2026-01-01", "b'x'", "{2}", "1j", ((1,), (2, 3))]
     assert process(program)[3] == 1j
+
+
+def test_recurrent_layers_with_a_state_continue_with_it(process):
+    def program(at=99):
+        inner = keras.layers.LSTM(2, stateful=True, return_sequences=True)
+        hidden = [keras.layers.Bidirectional(inner), keras.layers.GRU(2, stateful=True)]
+        model = keras.Sequential([keras.Input(batch_shape=(8, 3, 1)), *hidden, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(X[..., None], Y, batch_size=8, epochs=3, shuffle=False, verbose=0, callbacks=[KillAt(at)])
+        return weights_of(model)
+
+    whole = process(program)
+    assert process(lambda: program(at=2)) is None
+    assert process(program) == whole
