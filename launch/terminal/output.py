@@ -32,6 +32,12 @@ _NOISE = re.compile(
     r"^[IWE]\d{4} .*(port\.cc|cudart_stub\.cc|cuda_platform\.cc|cuda_executor\.cc|cpu_feature_guard\.cc|cuda_diagnostics\.cc)"
 )
 
+# What TensorFlow says, on four lines, for each function that it passes on to a task that is gone. tfdist says once that it is.
+_PASSED_ON = re.compile(r"^E\d{4} .* context\.cc:\d+\] Failed to register function remotely due to ")
+_PASSED_ON_REST = re.compile(
+    r"^Additional GRPC error information from remote target |^:UNKNOWN:|^This could happen if the remote "
+)
+
 # What a library says before it crashes the process, and the stack of C++ below it.
 _CRASH = re.compile(r"^F\d{4} |^terminate called |^  what\(\): ")
 _FRAME = re.compile(r"^    @ +0x[0-9a-f]+ |^Extension modules: ")
@@ -92,6 +98,7 @@ class Terminal:
         self._stream = stream
         self._width = max((len(name) for name in names), default=0)
         self._verbose = verbose
+        self._after_passed_on: set[str] = set()  # The tasks whose last line was one of `_PASSED_ON`.
         self._progress_at = 0.0
         self._shown = ""  # The unfinished line at the cursor.
         self.is_tty = self._stream.isatty() and draws()
@@ -122,7 +129,7 @@ class Terminal:
 
     def line(self, task: str, text: str) -> None:
         """Prints a finished line of a task."""
-        if self._verbose or not _NOISE.match(text):
+        if self._verbose or not self._is_noise(task, text):
             self._write(self._prefix(task) + shown(text, self.has_colors))
 
     def lines(self, task: str, texts: list[str]) -> None:
@@ -161,6 +168,14 @@ class Terminal:
         self.hide_panel()
         if isinstance(self._stream, BackgroundWriter):
             self._stream.close()
+
+    def _is_noise(self, task: str, text: str) -> bool:
+        """Returns whether a line, which follows the one of the last call for this task, is of no use on a terminal."""
+        if _PASSED_ON.match(text) or (task in self._after_passed_on and _PASSED_ON_REST.match(text)):
+            self._after_passed_on.add(task)
+            return True
+        self._after_passed_on.discard(task)
+        return _NOISE.match(text) is not None
 
     def _prefix(self, task: str) -> str:
         name = f"{task:<{self._width}} | "

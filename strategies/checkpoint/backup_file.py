@@ -49,7 +49,7 @@ class Progress:
         batches_per_epoch: see `Resumption`.
         batch_size: see `Batches.size`.
         batch_count: see `Batches.count`.
-        random_state: what `data_position.random_state` returned at the beginning of that epoch.
+        random_state: what `random_numbers.state` returned at the beginning of that epoch.
         callbacks: see `callback_states.states`.
         finished_fits: of each call that has returned the epochs and values of its `History`, and the state of its callbacks;
             None for a call that raised.

@@ -21,7 +21,7 @@ _ATTRIBUTES: dict[type, tuple[str, ...]] = {
     keras.callbacks.TensorBoard: ("_global_train_batch", "_global_test_batch"),
     keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
     keras.callbacks.History: ("epoch", "history"),
-    keras.callbacks.CSVLogger: (),
+    keras.callbacks.CSVLogger: ("keys",),
 }
 if hasattr(keras.callbacks, "OrbaxCheckpoint"):  # Older versions of Keras have none.
     _ATTRIBUTES[keras.callbacks.OrbaxCheckpoint] = (*_ATTRIBUTES[keras.callbacks.ModelCheckpoint][:3], "_total_batches_seen")
@@ -97,10 +97,13 @@ def _known(callbacks: Iterable[Any]) -> Iterable[tuple[str, type, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value for JSON."""
+    """Returns a value for JSON. Callbacks of the user may put anything into the logs, such as a date: of that the text."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
     value = value.numpy() if isinstance(value, tf.Tensor) else value  # NumPy takes no tensor of bfloat16.
-    return value if value is None else np.asarray(value).tolist()
+    plain = np.asarray(value).tolist()
+    return _plain(plain) if isinstance(plain, list | bool | int | float | str) else str(plain)

@@ -5,6 +5,10 @@ iterators of the dataset were made before: a shuffled dataset gives each another
 done are made again, without reading them, and the batches of the current epoch that are done are read and dropped. Data that
 Keras iterates once for all epochs (`steps_per_epoch`) have to be read from their beginning. The validation data have an
 iterator for each validation, which is made again after that of its epoch: both may be parts of one shuffled dataset.
+
+Data may draw from `random` and `numpy.random`. Most draw when an epoch begins, so that the state of that moment brings the same
+order back. Data that one iterator reads through all epochs, often in a thread that is some batches ahead, go on from what they
+have drawn while they were read again.
 """
 
 import contextlib
@@ -12,16 +16,15 @@ import dataclasses
 import functools
 import inspect
 import logging
-import random
-import sys
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.checkpoint import random_numbers
 from tfdist.strategies.inputs.source import BatchIterator
 from tfdist.strategies.inputs.worker_input import WorkerInput
 from tfdist.strategies.private_api import TFEpochIterator, patches
@@ -41,7 +44,8 @@ class Resumption:
         epochs: how many epochs of this call of `fit` are done.
         batches: how many batches of the next epoch are done.
         batches_per_epoch: what Keras knows about the length of an epoch after the first; None for nothing.
-        keeps_random_state: whether the next epoch has the random numbers of now, whatever those that are done draw again.
+        keeps_random_state: whether the next epoch has the random numbers of `DataPosition.begin_epoch`, whatever those that are
+            done draw again.
     """
 
     epochs: int
@@ -59,8 +63,10 @@ class DataPosition:
 
     Attributes:
         iterator: Keras' iterator of epochs; None before Keras has made it.
-        random_state: what `random_state` returned when the current epoch began.
+        random_state: what `random_numbers.state` returned when the current epoch began.
         state_before: what it returned before the first epoch that is done: a `PyDataset` may shuffle with it, epoch by epoch.
+        drawn: which random numbers the data draw, as far as the making of `iterator` shows: Keras looks at the first batches of
+            a generator.
         initial_epoch: the argument of `fit`.
         is_passed_over: whether an earlier process has finished this call, so that no epoch is left.
     """
@@ -72,14 +78,43 @@ class DataPosition:
         self.iterator: Any = None
         self.random_state: Any = None
         self.state_before: Any = None
+        self.drawn: list[bool] = []
+        self._others_state: Any = None  # What `take_place` sets.
         self._model = model
         self._resumption: Resumption | None = None
         self._validations = 0  # Those of an earlier process, before the first one of this.
 
     def resume(self, resumption: Resumption) -> None:
         """Makes the next epoch continue there, and the next validation follow those of the epochs that are done."""
-        self._resumption, self.state_before = resumption, random_state()
+        self._resumption, self.state_before = resumption, random_numbers.state()
         self._validations = sum(map(self._has_validation, range(resumption.epochs)))
+
+    @property
+    def is_read_on(self) -> bool:
+        """Whether one iterator of the data goes through all epochs."""
+        kind = type(self.iterator.data_adapter).__name__
+        return kind == "GeneratorDataAdapter" or (kind == "TFDatasetAdapter" and bool(self.iterator.steps_per_epoch))
+
+    def begin_epoch(self, state: Any) -> None:
+        """Sets the random numbers with which the epoch that continues began, as `random_numbers.state` returned them.
+
+        Data that are read on have to be at their place first: a thread may read them now, and draw.
+        """
+        if self.is_read_on:
+            self._others_state = state
+        else:
+            random_numbers.set_state(state)
+
+    def take_place(self, before: Any) -> None:
+        """Sets the random numbers of an epoch that continues, except those that its data draw, which are at their place now.
+
+        Args:
+            before: what `random_numbers.state` returned before they were read.
+        """
+        state, self._others_state = self._others_state, None
+        if state is not None:
+            drawn = map(operator.or_, self.drawn, random_numbers.drawn(before))
+            random_numbers.set_state([None if of_data else each for of_data, each in zip(drawn, state, strict=False)])
 
     def pass_over(self, epochs: int) -> None:
         """Brings the data to where a call leaves them that an earlier process has finished: the next call may get the same.
@@ -162,27 +197,6 @@ def current() -> DataPosition | None:
     return _positions[-1] if _positions else None
 
 
-def random_state() -> Any:
-    """Returns the states by which Keras' `PyDataset`, generators and PyTorch's `DataLoader` shuffle, for JSON.
-
-    They are those of `random`, `numpy.random` and, if the program has imported it, PyTorch.
-    """
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    state = [random.getstate(), [kind, np.asarray(keys).tolist(), *rest]]
-    torch: Any = sys.modules.get("torch")
-    return [*state, torch.get_rng_state().tolist()] if hasattr(torch, "get_rng_state") else state
-
-
-def set_random_state(state: Any) -> None:
-    """Sets what `random_state` returned."""
-    (version, words, gauss_next), (kind, keys, *rest), *of_torch = state
-    random.setstate((version, tuple(words), gauss_next))
-    np.random.set_state((kind, np.array(keys, np.uint32), *rest))
-    torch: Any = sys.modules.get("torch")
-    if of_torch and hasattr(torch, "set_rng_state"):
-        torch.set_rng_state(torch.from_numpy(np.array(of_torch[0], np.uint8)))
-
-
 # Replacements. The first parameter is the function that they replace.
 
 
@@ -199,9 +213,10 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
 
 
 def _init(original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> None:
+    before = random_numbers.state() if _positions else None
     original(iterator, *args, **kwargs)
     if _positions and _positions[-1].iterator is None:  # The first that `fit` makes is that of the training.
-        _positions[-1].iterator = iterator
+        _positions[-1].iterator, _positions[-1].drawn = iterator, random_numbers.drawn(before)
 
 
 def _enumerate(original: Callable[..., Any], iterator: Any) -> Iterator[Any]:
@@ -216,16 +231,17 @@ def _enumerate(original: Callable[..., Any], iterator: Any) -> Iterator[Any]:
     if position is None or resumption is None:
         yield from original(iterator)
         return
-    state = random_state() if resumption.keeps_random_state else None
+    before, is_read_on = random_numbers.state(), position.is_read_on
+    state = before if resumption.keeps_random_state and not is_read_on else None
     if state is not None:
-        set_random_state(position.state_before)
+        random_numbers.set_state(position.state_before)
     position.repeat_epochs(resumption.epochs, functools.partial(_repeat_epoch, iterator))
     if state is not None and type(iterator.data_adapter).__name__ == "PyDatasetAdapter":
         _warn_of_draws(position.state_before, state, resumption.batches > 0)
     if resumption.epochs and iterator._num_batches is None:
         iterator._num_batches = resumption.batches_per_epoch
     if state is not None:
-        set_random_state(state)
+        random_numbers.set_state(state)
     if resumption.batches:
         _warn_of_order(iterator)
     left = resumption.batches
@@ -235,6 +251,8 @@ def _enumerate(original: Callable[..., Any], iterator: Any) -> Iterator[Any]:
             left -= iterator.steps_per_execution
             if left >= 0:
                 continue
+        if is_read_on:
+            position.take_place(before)
         yield begin, end, batches
 
 
@@ -335,12 +353,12 @@ def _warn_of_draws(before: Any, expected: Any, in_epoch: bool) -> None:
     """Warns if what a `PyDataset` has drawn again in the epochs that are done is not all that was drawn in them.
 
     Args:
-        before: what `random_state` returned before it drew again.
+        before: what `random_numbers.state` returned before it drew again.
         expected: what it returned after these epochs in the earlier process.
         in_epoch: whether the training continues in the middle of an epoch.
     """
     # Each generator of random numbers for itself: Keras draws seeds from that of Python.
-    if any(now not in states for now, *states in zip(random_state(), before, expected, strict=False)):
+    if any(now not in states for now, *states in zip(random_numbers.state(), before, expected, strict=False)):
         _log.warning(
             "the PyDataset draws random numbers between epochs, and its __getitem__, a callback or else drew some, too, before "
             "the restart: it continues in another order than without a restart%s",

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint.data_position import random_state
+from tfdist.strategies.checkpoint import random_numbers
 
 MOST_BYTES = 2**24
 """So much of each array is compared: all of it, or rows at equal distances."""
@@ -95,7 +95,7 @@ def of(model: Any, arguments: Mapping[str, Any], is_whole: bool = True) -> FitSt
     with contextlib.suppress(Exception):  # Keras says what is wrong with the data.
         if all([_add(digest, arguments[name]) for name in ("x", "y", "sample_weight")]):
             start.data = digest.hexdigest()
-    start.random = hashlib.sha256(repr(random_state()).encode()).hexdigest()
+    start.random = hashlib.sha256(repr(random_numbers.state()).encode()).hexdigest()
     return start
 
 

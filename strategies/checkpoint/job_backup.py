@@ -203,7 +203,7 @@ class _Backups:
             file.wait()
         kept = self._why_kept()
         try:
-            for path in self._paths() if not kept else ():
+            for path in sorted(self._paths(), key=_removal_order) if not kept else ():
                 os.remove(path)
         except OSError as error:  # Of a disk that was mounted for reading only, for example.
             kept = f"it could not be removed ({error.strerror})"
@@ -233,6 +233,16 @@ class _Backups:
         save_order.end()
         unfinished = calls.await_ends()
         return f"{', '.join(unfinished)} {'have' if len(unfinished) > 1 else 'has'} not finished" if unfinished else ""
+
+
+def _removal_order(path: str) -> tuple[int, str]:
+    """Returns the place of a file among those that are removed: those of the last model first, the latest backup of it first.
+
+    What a program that is killed in between has left is then a backup of its first calls of `fit`.
+    """
+    match = _NAME.search(path)
+    assert match is not None, f"{path} is no file of a backup"
+    return -int(match[1]), match[2] or ""
 
 
 class _EachEpoch(keras.callbacks.Callback):

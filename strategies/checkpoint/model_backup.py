@@ -6,7 +6,7 @@ import itertools
 import logging
 from typing import Any
 
-from tfdist.strategies.checkpoint import callback_states, data_position, model_states
+from tfdist.strategies.checkpoint import callback_states, data_position, model_states, random_numbers
 from tfdist.strategies.checkpoint.atomic_path import is_chief
 from tfdist.strategies.checkpoint.backup_file import KEEP, Arrays, BackupFile, Progress, progress_in
 from tfdist.strategies.checkpoint.batches import Batches
@@ -184,9 +184,10 @@ class ModelBackup:
         self._callbacks = callbacks
         self.has_restored_metrics = False
         restored, self._restored = self._restored, None
-        if restored is not None and (state := restored[0].random_state) is not None:
-            data_position.set_random_state(state)  # Now: callbacks may draw, or set a seed, before the data of the epoch do.
-        _position().random_state = data_position.random_state()
+        state = None if restored is None else restored[0].random_state
+        if state is not None:
+            _position().begin_epoch(state)  # Now: callbacks may draw, or set a seed, before the data of the epoch do.
+        _position().random_state = state or random_numbers.state()
         if restored is None:
             return
         found, arrays = restored
@@ -229,7 +230,7 @@ class ModelBackup:
             self._load(model, self._end_path)
         self._progress.finished_fits = saved.finished_fits[:number]
         if self._end_state is not None:
-            data_position.set_random_state(self._end_state)
+            random_numbers.set_state(self._end_state)
         if saved.fit == number:
             self._saved_earlier = None
             self.file.forget()
@@ -293,7 +294,7 @@ class ModelBackup:
             progress.batches_per_epoch = position.iterator._num_batches
             batches = Batches.of(position.iterator)
             progress.batch_size, progress.batch_count = batches.size, batches.count
-        progress.random_state = position.random_state if position is not None and batch else data_position.random_state()
+        progress.random_state = position.random_state if position is not None and batch else random_numbers.state()
         progress.callbacks, kept = callback_states.states(self._callbacks)
         arrays = Arrays(metrics, model_states.seeds(model), model_states.own_variables(model), kept)
         self.file.write(model, progress, arrays)

@@ -3,6 +3,7 @@ variables of TensorFlow."""
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -115,6 +116,12 @@ def shapes(model: Any) -> list[list[int]]:
     return sorted(list(variable.shape) for variable in model.weights)
 
 
+def _some(shapes: "Counter[tuple[int, ...]]") -> str:
+    """Returns the first shapes, for a sentence."""
+    texts = sorted(map(str, shapes.elements()))
+    return ", ".join(texts[:3]) + (", ..." if len(texts) > 3 else "")
+
+
 def difference(model: Any, weights: list[list[int]] | None, optimizers: list[list[Any]] | None) -> str:
     """Returns what differs from the model of a backup, as the end of a sentence; "" for nothing. Its optimizers are built.
 
@@ -126,8 +133,11 @@ def difference(model: Any, weights: list[list[int]] | None, optimizers: list[lis
         weights: what `shapes` returned for that of the backup; None if unknown.
         optimizers: what `kinds` returned for it; None if unknown.
     """
-    if weights is not None and weights != shapes(model):
-        return f"it had {len(weights)} weights and has {len(model.weights)}, or they have other shapes"
+    if weights is not None and weights != (found := shapes(model)):
+        if len(weights) != len(found):
+            return f"it had {len(weights)} weights and has {len(found)}"
+        had, has = Counter(map(tuple, weights)), Counter(map(tuple, found))
+        return f"it had weights of the shapes {_some(had - has)} and has {_some(has - had)} in their place"
     for (name_before, before), (name, now) in zip(optimizers or (), kinds(model), strict=False):
         if name != name_before:
             return f"it was trained with {name_before} and has {name}"
@@ -174,8 +184,9 @@ def own_variables(model: Any) -> list[Any]:
     """Returns the values of the variables that Keras does not save, as numpy arrays.
 
     Those of TensorFlow that are attributes of a model and its layers, such as a `tf.Variable` that counts, and the state of a
-    `tf.random.Generator`; Keras' variables of losses, such as a moving average; and those of layers with LoRA: Keras' files
-    have the sum of a kernel and its two factors, and zeros in place of the factors, which no step would change.
+    `tf.random.Generator`; Keras' variables of losses, such as a moving average; the states of recurrent layers with
+    `stateful=True`; and those of layers with LoRA: Keras' files have the sum of a kernel and its two factors, and zeros in
+    place of the factors, which no step would change.
     """
     return [storable(variable.numpy()) for variable in _own_variables(model)]
 
@@ -209,19 +220,22 @@ def _own_variables(model: Any) -> list[Any]:
     found: dict[int, Any] = {
         id(each): each for loss in _losses(model) for each in vars(loss).values() if isinstance(each, keras.Variable)
     }
+    saved = {id(each) for each in model.variables}  # By Keras: in its files, or as metrics and seeds.
     for layer in model._flatten_layers():
         if getattr(layer, "lora_enabled", False):
             found |= {id(each): each for each in layer.weights}
         for attribute in vars(layer).values():
             values = attribute.values() if isinstance(attribute, dict) else attribute
             for value in values if isinstance(attribute, list | tuple | dict) else [attribute]:
-                found |= {id(each): each for each in _variables_of(value)}
+                found |= {id(each): each for each in _variables_of(value) if id(each) not in saved}
     return list(found.values())
 
 
 def _variables_of(value: Any) -> Sequence[Any]:
     if isinstance(value, tf.Variable):
         return [value] if value.dtype != tf.string else []
+    if isinstance(value, keras.Variable):  # Keras lists no state of a recurrent layer with `stateful=True`.
+        return [value]
     if isinstance(value, tf.random.Generator):
         return [value.state]
     return value.variables if isinstance(value, tf.Module) else []

@@ -107,6 +107,25 @@ def test_the_terminal_hides_the_lines_of_every_tensorflow_start_unless_verbose()
     assert (quiet.getvalue(), noise in verbose.getvalue()) == ("", True)
 
 
+def test_the_terminal_hides_what_tensorflow_says_for_each_function_of_a_task_that_is_gone_unless_verbose():
+    rest = [
+        "Additional GRPC error information from remote target /job:worker/replica:0/task:0 while calling /tensorflow.eager",
+        ':UNKNOWN:Error received from peer  {grpc_status:14, grpc_message:"recvmsg:Connection reset by peer"}',
+    ]
+    failed = "E0000 00:00:1796053052.288253    3371 context.cc:873] Failed to register function remotely due to recvmsg"
+    message = [failed, *rest, "This could happen if the remote target has been disconnected from the client."]
+    for verbose in (False, True):
+        stream = io.StringIO()
+        terminal = Terminal(["chief:0", "ps:0"], stream, verbose)
+        for line in message:
+            terminal.line("chief:0", line)
+            terminal.line("ps:0", rest[0])  # Of an exception.
+        terminal.lines("chief:0", [*message, "an error", *rest])
+        shown = [line.partition(" | ")[2] for line in stream.getvalue().splitlines() if line.startswith("chief:0")]
+        assert shown == [*(message * 2 if verbose else []), "an error", *rest]
+        assert stream.getvalue().count("ps:0    | Additional") == 4
+
+
 @pytest.mark.parametrize("use_terminal", [False, True])
 def test_the_log_file_of_a_task_holds_all_its_output(tmp_path, use_terminal):
     stream = io.StringIO()

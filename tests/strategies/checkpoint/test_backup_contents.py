@@ -3,6 +3,7 @@
 The processes run here one after the other, with an exception in place of the kill.
 """
 
+import datetime
 from types import SimpleNamespace
 
 import keras
@@ -237,3 +238,32 @@ def test_a_task_that_is_not_the_chief_saves_only_what_may_need_all_tasks(monkeyp
             )
     ModelBackup(SimpleNamespace(write=lambda *_: written.append(1)), 1)._save(model, 1, 0, None)
     assert bool(written) == (case != "alone")
+
+
+class Notes(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        logs["notes"] = [datetime.date(2026, 1, epoch + 1), b"x", {epoch}, 1j, ((1,), (2, 3))][epoch]
+
+
+def test_logs_of_any_kind_end_no_training_and_come_back_as_texts_where_json_lacks_them(process):
+    def program(at=99):
+        model = compiled()
+        return model.fit(X, Y, epochs=5, verbose=0, callbacks=[Notes(), KillAt(at)]).history["notes"]
+
+    assert process(lambda: program(at=4)) is None
+    assert process(program) == ["2026-01-01", "b'x'", "{2}", "1j", ((1,), (2, 3))]
+    assert process(program)[3] == 1j
+
+
+def test_recurrent_layers_with_a_state_continue_with_it(process):
+    def program(at=99):
+        inner = keras.layers.LSTM(2, stateful=True, return_sequences=True)
+        hidden = [keras.layers.Bidirectional(inner), keras.layers.GRU(2, stateful=True)]
+        model = keras.Sequential([keras.Input(batch_shape=(8, 3, 1)), *hidden, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(X[..., None], Y, batch_size=8, epochs=3, shuffle=False, verbose=0, callbacks=[KillAt(at)])
+        return weights_of(model)
+
+    whole = process(program)
+    assert process(lambda: program(at=2)) is None
+    assert process(program) == whole

@@ -161,6 +161,11 @@ ADAM = keras.optimizers.Adam
         ((dense(2, 1), ADAM), (dense(2, 1), keras.optimizers.Adamax), "was trained with Adam and has Adamax"),
         ((dense(2, 1), ADAM), (dense(2, 1), lambda: ADAM(amsgrad=True)), "Adam had 10 variables and has 14"),
         ((dense(2, 1, 1), ADAM), (dense(2, 1), ADAM), "it had 6 weights and has 4"),
+        (
+            (dense(2, 1), ADAM),
+            (dense(4, 1), ADAM),
+            r"it had weights of the shapes \(2, 1\), \(2,\), \(3, 2\) and has \(3, 4\), \(4, 1\), \(4,\) in their place",
+        ),
     ],
 )
 def test_a_backup_of_another_model_or_optimizer_is_refused(process, before, after, message):

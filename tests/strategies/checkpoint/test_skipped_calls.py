@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from backup_processes import KillAt
+from backup_processes import KillAt, Killed
 
-from tfdist.strategies.checkpoint import backup_file, fit_start
+from tfdist.strategies.checkpoint import backup_file, fit_start, job_backup
 from tfdist.strategies.checkpoint.fit_start import FitStart
 
 pytestmark = pytest.mark.slow
@@ -55,6 +55,34 @@ def test_a_fold_does_not_get_the_weights_of_another(process, caplog, killed_at):
         assert "is taken for fit 1 in the backup" in caplog.text and "continues after 2 epochs" in caplog.text
     else:  # It had saved nothing.
         assert "its data are others), which was finished: it begins anew" in caplog.text
+
+
+@pytest.mark.parametrize("removals", [1, 2, 3])
+def test_a_program_that_is_killed_while_it_removes_its_backup_makes_its_last_calls_again(process, monkeypatch, removals):
+    """The folds have the same data. So a fold whose backup was gone would get that of a later one."""
+    removed, remove, listed = [], job_backup.os.remove, job_backup.glob.glob
+
+    def ensemble():
+        for member in range(2):
+            keras.utils.set_random_seed(member)
+            model = dense()
+            model.fit(X, Y, epochs=2, verbose=0)
+            yield values(model)
+
+    def killed(path):
+        if len(removed) == removals:
+            raise Killed
+        removed.append(path)
+        remove(path)
+
+    whole = process(lambda: list(ensemble()))
+    with monkeypatch.context() as patched:
+        patched.setattr(job_backup.os, "remove", killed)
+        patched.setattr(job_backup.glob, "glob", lambda pattern: sorted(listed(pattern)))
+        with pytest.raises(Killed):
+            process(lambda: list(ensemble()))
+    assert len(removed) == removals
+    assert process(lambda: list(ensemble())) == whole
 
 
 def phases(kept, killed_in, killed_at):
