@@ -4,6 +4,7 @@ import keras
 import pytest
 
 from tfdist.strategies.keras_hooks import trainer
+from tfdist.strategies.keras_hooks.interface import Readers
 from tfdist.strategies.keras_hooks.callbacks import with_callback
 
 
@@ -39,22 +40,23 @@ class EachBatch(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize(
-    ("verbose", "callback", "reads"),
+    ("verbose", "callback", "readers"),
     [
-        (0, None, False),
-        (2, keras.callbacks.EarlyStopping(), False),
-        (1, None, True),
-        ("auto", None, True),
-        (0, EachBatch(), True),
-        (0, keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None), False),
-        (0, keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: None), True),
-        (0, keras.callbacks.ModelCheckpoint("model.keras", save_freq=10), True),
+        (0, None, Readers.NOBODY),
+        (2, keras.callbacks.EarlyStopping(), Readers.NOBODY),
+        (1, None, Readers.PROGRESS_BAR),
+        ("auto", None, Readers.PROGRESS_BAR),
+        (1, EachBatch(), Readers.CALLBACKS),
+        (0, EachBatch(), Readers.CALLBACKS),
+        (0, keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None), Readers.NOBODY),
+        (0, keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: None), Readers.CALLBACKS),
+        (0, keras.callbacks.ModelCheckpoint("model.keras", save_freq=10), Readers.CALLBACKS),
     ],
 )
-def test_who_reads_the_logs_of_each_step(verbose, callback, reads):
+def test_who_reads_the_logs_of_each_step(verbose, callback, readers):
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     user = [callback] if callback else []
     callbacks = keras.callbacks.CallbackList(
         user, model=model, add_history=True, add_progbar=verbose != 0, verbose=verbose, epochs=1, steps=3
     )
-    assert any(map(trainer._reads_batches, callbacks.callbacks)) == reads
+    assert max(map(trainer._reader, callbacks.callbacks)) == readers
