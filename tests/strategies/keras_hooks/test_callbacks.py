@@ -4,8 +4,8 @@ import keras
 import pytest
 
 from tfdist.strategies.keras_hooks import trainer
-from tfdist.strategies.keras_hooks.interface import Readers
 from tfdist.strategies.keras_hooks.callbacks import with_callback
+from tfdist.strategies.keras_hooks.interface import Readers
 
 
 class Ours(keras.callbacks.Callback):
