@@ -74,10 +74,11 @@ def arrive(
 def known(complete: Any, ahead: Any, arrays: ModuleType | Any) -> Any:
     """Returns how many complete rounds a group says that it knows with its next push.
 
-    Two groups can meet in other rounds on one shard than on another: one that was absent pushes late before the other on one
-    shard, and after it on the other. From then on each would wait for the other on one of them, in turn, and a period would
-    take as long as two. So where a group is ahead of its other rounds, it says that it does not know the last one: its push
-    there is late, and with its next push it meets the others as everywhere.
+    After a group was absent, its late push can arrive before that of another group on one shard, and after it on a second
+    shard. From then on the pushes of the two groups meet in different rounds there. Each group would wait for the other on one
+    of the shards, in turn, and a period would take as long as two. So on shards where a group has made more rounds than on
+    others, it says that it does not know the last one. Its push there is late, once, and the next one is in the same round as
+    on all shards.
 
     Args:
         complete: complete rounds of each shard that the group knows, int64 [shards].

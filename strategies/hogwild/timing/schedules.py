@@ -38,12 +38,12 @@ that it saves.
 
 
 SHOWN_SECONDS = 0.1
-"""A progress bar moves at least so often, if a period is shorter. Keras' own draws after 0.05 s at the earliest."""
+"""With a progress bar a call of several periods takes at most this long. Keras draws its bar every 0.05 s at most."""
 
 
 WORTH_SECONDS = 5.0
-"""Calls of several periods are another function. Tracing it takes up to a second, so with a progress bar, where calls of one
-period are not too slow, only a longer training has it."""
+"""With a progress bar, calls have one period until groups have trained for this long. Calls of several periods run another
+function. Tracing it takes up to a second, which is not worth it in a short training."""
 
 
 def most_periods(readers: Readers, period: int, every: int, step_seconds: float, seconds: float) -> int:
@@ -59,7 +59,7 @@ def most_periods(readers: Readers, period: int, every: int, step_seconds: float,
     if readers is Readers.NOBODY:
         return MOST_PERIODS
     is_worth_it = readers is Readers.PROGRESS_BAR and seconds >= WORTH_SECONDS
-    return max(1, every // period, int(SHOWN_SECONDS / (period * step_seconds)) if is_worth_it else 1)
+    return max(1, every // period, int(SHOWN_SECONDS / max(period * step_seconds, 1e-9)) if is_worth_it else 1)
 
 
 def periods_per_call(left: int | None, groups: int, period: int, batch_bytes: int | None, most: int = MOST_PERIODS) -> int:

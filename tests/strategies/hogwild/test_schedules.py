@@ -63,6 +63,7 @@ def test_a_group_gets_several_periods_if_many_batches_are_left_and_they_are_smal
         (Readers.PROGRESS_BAR, 1, 0.003, 60.0, 2),
         (Readers.PROGRESS_BAR, 1, 0.010, 60.0, 1),
         (Readers.PROGRESS_BAR, 48, 0.010, 60.0, 3),
+        (Readers.PROGRESS_BAR, 1, 0.0, 60.0, 100_000_000),  # Its time of tracing is left out, so a call may have taken none.
     ],
 )
 def test_logs_of_steps_arrive_in_time_for_those_who_read_them(readers, every, step_seconds, seconds, expected):
