@@ -75,13 +75,16 @@ def _bind_exclusively(held: socket.socket, port: int) -> None:
     """Binds a port on all interfaces, like TensorFlow's server.
 
     Connections of a server that has ended keep its port for a minute (TIME_WAIT). As for a new server, they do not count.
+    Two launchers may then bind the port at the same moment, but only one of them can listen.
     """
     try:
         held.bind(("", port))
     except OSError:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("", port))
+        held.listen()
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # Else another launcher could do the same.
+        held.shutdown(socket.SHUT_RD)  # Listens no more, but stays bound.
 
 
 def is_free(port: int) -> bool:

@@ -76,6 +76,27 @@ def test_connections_of_a_server_that_has_ended_do_not_take_its_port(ports):
             HeldPorts().hold(cluster, {"ps:0"})
 
 
+def test_only_one_of_two_launchers_holds_a_port_that_both_bind_at_the_same_moment(ports, monkeypatch):
+    port = free_port()
+    with socket.create_server(("localhost", port)) as server, socket.create_connection(("localhost", port)):
+        server.accept()[0].close()
+    cluster = Cluster((Task("worker", 0),))
+    monkeypatch.setattr(Cluster.addressed, "__defaults__", (port,))
+    other, held = HeldPorts(), []
+
+    class Socket(socket.socket):
+        def bind(self, address):
+            super().bind(address)
+            if address == ("", port) and not held:
+                held.append(None)
+                held[0] = other.hold(cluster, {"worker:0"}).tasks[0].port
+
+    monkeypatch.setattr(socket, "socket", Socket)
+    mine = ports.hold(cluster, {"worker:0"}).tasks[0].port
+    other.close()
+    assert held[0] is not None and port in (mine, held[0]) and mine != held[0]
+
+
 def test_closing_frees_the_ports():
     port = free_port()  # Connections of earlier jobs may keep the usual one for a minute (TIME_WAIT).
     held = HeldPorts()
