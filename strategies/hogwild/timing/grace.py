@@ -14,14 +14,17 @@ accuracy; a limit of 4 ended 0.5 % (benchmarks/quality.py).
 FIRST_SECONDS = 5.0
 """A group waits at most 5 s before its speed is known. The time to compile makes first periods of very different length."""
 
-MUCH_SLOWER, WITH_SLOWER_PERIODS = 2.0, 1.0
-"""If a group needs twice as long for its periods as the one that waits, or longer, the others wait for 1 of their periods. It
-misses a round then, and no round waits for it as long as it stays as slow (rounds.py). Waiting for 4 periods would hold up all
-groups whenever one is up to 4 times slower, period after period."""
+WITH_SLOWER_PERIODS = 1.0
+"""If another group is much slower, a group waits for 1 of its own periods. The slow one misses a round then, and no round waits
+for it as long as it stays as slow (rounds.py). Waiting for 4 periods would hold up all groups whenever one is up to 4 times
+slower, period after period."""
 
 CALLS = 8
-"""The speed of a group is that of the fastest of its last 8 calls. Until it has made 8, it does not count as slower than
-others: on a busy machine one slow call would end rounds without it."""
+"""The speed of a group is that of the fastest of its last 8 calls."""
+
+MUCH_SLOWER = ((CALLS, 2.0), (3, 3.0))
+"""A group is much slower than one that waits if its periods take twice as long in its last 8 calls, or 3 times as long in the 3
+that it has made so far. Fewer calls do not tell: on a busy machine one slow call would end rounds without the group."""
 
 SLOWER = 4.0
 """A group counts as at most 4 times slower than the fastest. Calls of a single update contain waits: some of them may have
@@ -68,8 +71,7 @@ class Grace:
         known = _seconds_of_periods(calls)
         periods = self._periods
         if periods is None:
-            steady = [known[other] for other, each in calls.items() if len(each) == CALLS]
-            has_slower = max(steady, default=0.0) >= MUCH_SLOWER * known[group]
+            has_slower = any(_is_much_slower(len(each), known[other] / known[group]) for other, each in calls.items())
             periods = WITH_SLOWER_PERIODS if has_slower else PERIODS
         return periods * min(known[group], SLOWER * min(known.values()))
 
@@ -78,6 +80,11 @@ class Grace:
         program = self._running and self._running()
         groups = dict(self._calls.get(program, {})) if program is not None else {}
         return {group: list(each) for group, each in groups.items() if each}
+
+
+def _is_much_slower(calls: int, times: float) -> bool:
+    """Returns whether a group whose fastest call took so many times as long as that of another one is much slower."""
+    return any(calls >= enough and times >= limit for enough, limit in MUCH_SLOWER)
 
 
 def _seconds_of_periods(calls: dict[int, list[tuple[float, float]]]) -> dict[int, float]:

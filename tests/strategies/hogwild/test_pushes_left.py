@@ -118,16 +118,17 @@ def test_a_group_that_is_always_slow_does_not_hold_the_others_up():
     assert grace.seconds(0) == PERIODS * 0.1
 
 
-def test_a_group_is_not_slow_by_its_first_calls():
+@pytest.mark.parametrize(("seconds", "enough"), [(0.2, CALLS), (0.29, CALLS), (0.31, 3), (1.0, 3)])
+def test_the_slower_a_group_is_the_fewer_calls_show_it(seconds, enough):
     grace, program = Grace(), Program()
     grace.begin(program)
     for group in (0, 1):
         grace.note(program, group, 1.0, 1.0)  # Compiles.
     grace.note(program, 0, 0.1, 0.1)
-    for _ in range(CALLS - 1):
-        grace.note(program, 1, 0.3, 0.3)
+    for _ in range(enough - 1):
+        grace.note(program, 1, seconds, seconds)
         assert grace.seconds(0) == PERIODS * 0.1
-    grace.note(program, 1, 0.3, 0.3)
+    grace.note(program, 1, seconds, seconds)
     assert grace.seconds(0) == WITH_SLOWER_PERIODS * 0.1
 
 
