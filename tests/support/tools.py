@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 import pytest
-from support_paths import CHECKOUT, ORBAX
+from support_paths import CHECKOUT, KUBERNETES_37, ORBAX
 
 VARIABLE = "TFDIST_REQUIRE_TOOLS"
 TOOLS: dict[str, tuple[Sequence[str], Sequence[str], str]] = {
@@ -24,6 +24,7 @@ TOOLS: dict[str, tuple[Sequence[str], Sequence[str], str]] = {
     "ray": ([], ["ray"], "pip install -e '.[ray]'"),
     "orbax": ([], ["orbax", "jax"], "pip install orbax-checkpoint"),
     "kubernetes": ([], ["kubernetes", "kubernetes_validate"], "pip install -e '.[test]'"),
+    "kubernetes_37": ([], ["kubernetes_37"], "pip install --no-deps --target .venv/kubernetes_37 kubernetes==37.0.2"),
     "zsh": (["zsh"], [], "apt-get install zsh"),
     "fish": (["fish"], [], "apt-get install fish"),
     "git": (["git"], [], "apt-get install git"),
@@ -38,7 +39,7 @@ def missing(tool: str) -> str | None:
     programs, packages, install = TOOLS[tool]
     path = f"{os.environ.get('PATH', '')}:/usr/sbin"
     found: dict[str, object] = {program: shutil.which(program, path=path) for program in programs}
-    found |= {package: importlib.machinery.PathFinder.find_spec(package, [*sys.path, str(ORBAX)]) for package in packages}
+    found |= {package: importlib.machinery.PathFinder.find_spec(package, [*sys.path, str(ORBAX), str(KUBERNETES_37.parent)]) for package in packages}
     for name, where in found.items():
         if where is None:
             return f"{name} is not installed ({install})"

@@ -82,7 +82,7 @@ class Server:
         self.namespace = namespace or own_namespace or "default"
         self._client = kubernetes.client.ApiClient(configuration)
         self._host = configuration.host
-        self._api_error: type[Exception] = kubernetes.client.ApiException
+        self._api_error: type[Any] = kubernetes.client.ApiException
 
     def create(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Creates an object; returns it as the server stores it."""
@@ -141,22 +141,31 @@ class Server:
 
         content = "application/merge-patch+json" if method == "PATCH" else "application/json"
         try:
-            response = self._client.call_api(
-                path,
+            response = self._send(
                 method,
+                path,
                 query_params=list((query or {}).items()),
                 header_params={"Accept": "application/json", "Content-Type": content},
                 body=body,
                 auth_settings=["BearerToken"],
-                _preload_content=False,
-                _return_http_data_only=True,
-                _request_timeout=(CONNECT_SECONDS, ANSWER_SECONDS),
             )
             return response if is_stream else json.loads(response.data)
         except self._api_error as error:
             raise _refusal(error) from error
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise NoAnswerError(f"the API server {self._host} of Kubernetes does not answer: {_one_line(error)}") from error
+
+    def _send(self, method: str, path: str, **request: Any) -> Any:
+        """Returns the response, of which the content is not read yet. Raises ApiException if it is an error."""
+        client, seconds = self._client, (CONNECT_SECONDS, ANSWER_SECONDS)
+        if not hasattr(client, "param_serialize"):  # Clients before version 37.
+            options = {"_preload_content": False, "_return_http_data_only": True, "_request_timeout": seconds}
+            return client.call_api(path, method, **request, **options)
+        answer = client.call_api(*client.param_serialize(method, path, **request), _request_timeout=seconds)
+        if not 200 <= answer.status < 300:
+            answer.read()
+            raise self._api_error(http_resp=answer)
+        return answer.response
 
 
 def _refusal(error: Any) -> BackendError:

@@ -10,7 +10,7 @@ import time
 import pytest
 from kubernetes_here import _status, kubernetes
 from processes import MARK
-from support_paths import CHECKOUT
+from support_paths import CHECKOUT, KUBERNETES_37
 from tools import needs
 from warm import COMMANDS, WarmPython
 
@@ -128,6 +128,16 @@ def test_a_job_is_submitted_followed_and_ends_and_what_the_dry_run_shows_is_subm
     assert here.tfdist("cancel", "kubernetes://here/ml/job/first").stdout.endswith("has ended already: succeeded\n")
     here.cluster.delete("jobs", "ml", "first-chief")  # As Kubernetes does a day later.
     assert here.cluster.names() == []
+
+
+@pytest.mark.cluster
+@needs("kubernetes_37")
+def test_a_job_runs_with_version_37_of_the_client_whose_calls_differ(here):
+    later = {"PYTHONPATH": f"{KUBERNETES_37}{os.pathsep}{CHECKOUT}", "KUBECONFIG": here.environ["KUBECONFIG"]}
+    got = here.run("--kubernetes_name", "later", "program.py", "ok", "later", **later)
+    assert got.returncode == 0 and got.stdout.endswith("tfdist: kubernetes://here/ml/job/later succeeded\n"), got.stderr
+    got = here.tfdist("status", "kubernetes://here/ml/job/none", **later)
+    assert got.returncode == 2 and got.stderr == here.tfdist("status", "kubernetes://here/ml/job/none").stderr
 
 
 def pods(here, name):
