@@ -39,7 +39,8 @@ def missing(tool: str) -> str | None:
     programs, packages, install = TOOLS[tool]
     path = f"{os.environ.get('PATH', '')}:/usr/sbin"
     found: dict[str, object] = {program: shutil.which(program, path=path) for program in programs}
-    found |= {package: importlib.machinery.PathFinder.find_spec(package, [*sys.path, str(ORBAX), str(KUBERNETES_37.parent)]) for package in packages}
+    folders = [*sys.path, str(ORBAX), str(KUBERNETES_37.parent)]
+    found |= {package: importlib.machinery.PathFinder.find_spec(package, folders) for package in packages}
     for name, where in found.items():
         if where is None:
             return f"{name} is not installed ({install})"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.strategies.hogwild.timing.grace import CALLS, FIRST_SECONDS, PERIODS, SLOWER, WITH_SLOWER_PERIODS, Grace
+from tfdist.strategies.hogwild.timing.grace import CALLS, FEW_CALLS, FIRST_SECONDS, PERIODS, SLOWER, WITH_SLOWER_PERIODS, Grace
 from tfdist.strategies.hogwild.timing.pushes_left import PushesLeft
 
 
@@ -118,8 +118,8 @@ def test_a_group_that_is_always_slow_does_not_hold_the_others_up():
     assert grace.seconds(0) == PERIODS * 0.1
 
 
-@pytest.mark.parametrize(("seconds", "enough"), [(0.2, CALLS), (0.29, CALLS), (0.31, 3), (1.0, 3)])
-def test_the_slower_a_group_is_the_fewer_calls_show_it(seconds, enough):
+@pytest.mark.parametrize(("seconds", "enough"), [(0.2, CALLS), (0.33, CALLS), (0.34, FEW_CALLS), (5.0, FEW_CALLS)])
+def test_the_longer_calls_take_the_fewer_show_that_a_group_is_slow(seconds, enough):
     grace, program = Grace(), Program()
     grace.begin(program)
     for group in (0, 1):
@@ -130,6 +130,18 @@ def test_the_slower_a_group_is_the_fewer_calls_show_it(seconds, enough):
         assert grace.seconds(0) == PERIODS * 0.1
     grace.note(program, 1, seconds, seconds)
     assert grace.seconds(0) == WITH_SLOWER_PERIODS * 0.1
+
+
+def test_a_group_that_becomes_slow_is_noticed_although_it_has_been_fast():
+    grace, program = Grace(), Program()
+    grace.begin(program)
+    for _ in range(CALLS + 1):
+        grace.note(program, 0, 1.0, 1.0)
+        grace.note(program, 1, 1.0, 1.0)
+    for _ in range(FEW_CALLS):
+        assert grace.seconds(0) == PERIODS * 1.0
+        grace.note(program, 1, 4.0, 4.0)
+    assert grace.seconds(0) == WITH_SLOWER_PERIODS * 1.0
 
 
 def test_messages_count_and_waits_for_others_do_not():
