@@ -63,7 +63,7 @@ NODES = 2
 LIMIT = "no communication (the limit)"
 SLOW = "one worker 4 times slower"
 SLOW_TIMES = 5
-"""A turn with the slow worker counts 5 times as long: it is as fast as the other one between turns, so each turn begins with the
+"""A turn with the slow worker counts 5 times as long: between turns it is as fast as the other one, so each turn begins with
 calls in which the other one waits for it."""
 START_SECONDS, REPORT_SECONDS = 120.0, 40.0
 BURST_SECONDS = 0.003
