@@ -215,7 +215,10 @@ class LocalVariable(VariableBase):
 
     def handle_for_update(self) -> Any:
         """Returns the local replica, for an operation that changes it, in a function that a group runs; None elsewhere."""
-        return self.handle if self._strategy_of.extended.is_tracing else None
+        if not self._strategy_of.extended.is_tracing:
+            return None
+        self._note_assignment()
+        return self.handle
 
     def _write(self, method: str, value: Any) -> Any:
         if not tf.executing_eagerly():
