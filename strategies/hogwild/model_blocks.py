@@ -108,6 +108,7 @@ class ModelBlocks:
 
     def add_used(self, used: Use) -> None:
         """Adds the variables that functions use which were traced, and warns of weights that a step assigns in vain."""
+        self._register_others(used)
         self._add(list(used.variables.values()))
         self._assigned.update(dict.fromkeys(v.block for v in used.assigned.values() if v.block is not None))
         outer = moved_by_outer_rates(self._parameters, self._replicas.outer_optimizer)
@@ -115,7 +116,7 @@ class ModelBlocks:
 
     def synchronize_assigned(self) -> bool:
         """Synchronizes what else the traced step assigns, as a frozen average of others; returns whether there is any."""
-        if not self._trains or not self.synchronized:
+        if not self._trains or not self._model.built:
             return False
         weights = [v for weight in self._model.weights for v in local_variables(weight._value) if v.is_assigned]
         assigned = dict.fromkeys(v.block for v in weights if v.block is not None) | self._assigned
@@ -177,6 +178,18 @@ class ModelBlocks:
         nonnegatives.mark(averages)
         self._replicas.register(averages, Kind.SYNCHRONIZED)
         self._replicas.register(variables, Kind.SYNCHRONIZED)
+
+    def _register_others(self, used: Use) -> None:
+        """Registers what else the step assigns that is no slot of an optimizer: weights of a model that a closure holds.
+
+        Left to each group, they would drift apart, and `predict` of that model would use those of one group or another.
+        """
+        if not self._model.built:
+            return
+        owners = optimizers_by_variable(self._model)
+        others = [v for v in used.assigned.values() if v.kind is Kind.OWN and v.dtype.is_floating and id(v) not in owners]
+        weights = [v for v in others if v.trainable or id(v) in used.given]
+        self._register_frozen(weights, [v for v in weights if not v.trainable])
 
     def _synchronize(self, parameters: Iterable[ParameterBlock], averaged: Iterable[ParameterBlock]) -> None:
         """Sets which blocks are synchronized: those that are trained, and those of which the groups only take the mean."""

@@ -8,6 +8,7 @@ from typing import Any
 from tfdist.strategies.attributes import replaced
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind, LocalVariable
+from tfdist.strategies.keras_hooks.replicas import replica_context
 
 
 @dataclass
@@ -17,10 +18,12 @@ class Use:
     Attributes:
         variables: all of them, by id.
         assigned: those that the functions assign, by id.
+        given: those of them that the step itself assigns, not an optimizer, by id.
     """
 
     variables: dict[int, LocalVariable] = field(default_factory=dict)
     assigned: dict[int, LocalVariable] = field(default_factory=dict)
+    given: dict[int, LocalVariable] = field(default_factory=dict)
 
 
 class BlockRegistry:
@@ -43,6 +46,9 @@ class BlockRegistry:
         self._use.variables[id(variable)] = variable
         if assigns:
             self._use.assigned[id(variable)] = variable
+            replica = replica_context.current()
+            if replica is None or not replica.reduced:
+                self._use.given[id(variable)] = variable
 
     def recording_use(self, use: Use) -> contextlib.AbstractContextManager[None]:
         """Records the variables that functions use, in `use`."""

@@ -9,16 +9,16 @@ from tfdist.strategies.keras_hooks.replicas.overwritten import is_overwritten
 def check_not_own(model: Any) -> None:
     """Raises ValueError if each group has its own value of a weight of a model that begins to train.
 
-    A step may call a model in training mode that is none of its own, as the loss of another one does. What it assigns then,
-    such as moving averages, belongs to each group alone, like what else is not of the model. Scales of float8 always do.
+    The optimizer of another model may have updated a weight that was made with `trainable=False`: outside of its own model it
+    looks like a slot, of which each group has its own. Scales of float8 always are each group's.
     """
     for weight in model.weights:
         for variable in local_variables(weight._value) if not is_overwritten(weight) else ():
             if variable.block is not None and variable.kind is Kind.OWN and variable.dtype.is_floating:
                 raise ValueError(
-                    f"{weight.path} cannot be synchronized any more: a step of another model has called {model.name} with "
-                    "training=True, and each worker group has its own value since then; train this model first, or call it "
-                    "there with training=False"
+                    f"{weight.path} cannot be synchronized any more: a step of another model has updated it although it is "
+                    f"not trainable, and each worker group has its own value since then; train {model.name} first, or make "
+                    "the weight with trainable=True"
                 )
 
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.sync_on_read_variable import HandleSpec
 from tfdist.strategies.hogwild.synchronization.by_reference import ByReference
+from tfdist.strategies.hogwild.synchronization.mixed_values import warn_of_mixed, warn_of_mixed_parts
 from tfdist.strategies.named_variable import NamedVariable
 from tfdist.strategies.private_api import (
     GENERATOR_STATE,
@@ -63,6 +64,9 @@ _WRITES = {
     "assign_add": tf.raw_ops.AssignAddVariableOp,
     "assign_sub": tf.raw_ops.AssignSubVariableOp,
 }
+
+_ADDING = ("scatter_add", "scatter_sub", "scatter_nd_add", "scatter_nd_sub")
+"""Writes of a part that add to it."""
 
 
 def _kind_of(name: str, shape: tf.TensorShape, kwargs: dict[str, Any]) -> Kind:
@@ -215,11 +219,16 @@ class LocalVariable(VariableBase):
 
     def handle_for_update(self) -> Any:
         """Returns the local replica, for an operation that changes it, in a function that a group runs; None elsewhere."""
-        return self.handle if self._strategy_of.extended.is_tracing else None
+        if not self._strategy_of.extended.is_tracing:
+            return None
+        self._note_assignment()
+        return self.handle
 
     def _write(self, method: str, value: Any) -> Any:
         if not tf.executing_eagerly():
             self._note_assignment()
+            if method == "assign" and self._strategy_of.extended.is_tracing:
+                warn_of_mixed(self, value)
             with tf.device(self._here):
                 _WRITES[method](resource=self.handle, value=tf.convert_to_tensor(value, self.dtype))
             return self
@@ -321,6 +330,8 @@ def _writing(method: str) -> Any:
     def write(self: LocalVariable, *args: Any, **kwargs: Any) -> Any:
         if not tf.executing_eagerly():
             self._note_assignment()
+            if method not in _ADDING and self._strategy_of.extended.is_tracing:
+                warn_of_mixed_parts(self, [*args, *kwargs.values()])
             return getattr(VariableBase, method)(self, *args, **kwargs)
         self._strategy_of.local_replicas.chief.finish_steps_on(self)
         with self._strategy_of.local_replicas.assigning(self):

@@ -28,7 +28,7 @@ def model(monkeypatch):
     momentum = blocks["momentum"] = Block(Kind.SYNCHRONIZED)
     made._strategy, made._assigned = SimpleNamespace(), {}
     made._trains, made._averaged, made._parameters = True, [momentum], [blocks["trained"]]
-    made._model = SimpleNamespace(weights=[SimpleNamespace(_value=weight) for weight in weights.values()])
+    made._model = SimpleNamespace(weights=[SimpleNamespace(_value=weight) for weight in weights.values()], built=True)
     made.synchronized = [blocks["trained"], momentum]
     return made, blocks, weights
 
@@ -102,7 +102,8 @@ def test_after_ctrl_c_the_variables_of_a_function_that_is_traced_are_still_known
     made._replicas = SimpleNamespace(registry=registry, outer_optimizer=None)
     made._strategy, made._use, made._traced = SimpleNamespace(shares_replicas=False), Use(), trace
     blocks = made.blocks = object.__new__(model_blocks.ModelBlocks)
-    blocks._replicas, blocks._model, blocks._assigned, blocks._trained, blocks._parameters = made._replicas, None, {}, set(), []
+    blocks._replicas, blocks._model = made._replicas, SimpleNamespace(built=False)
+    blocks._assigned, blocks._trained, blocks._parameters = {}, set(), []
     blocks.register_weights, blocks._add = lambda: None, add
     batches = [SimpleNamespace(values=None)]
     with pytest.raises(KeyboardInterrupt):

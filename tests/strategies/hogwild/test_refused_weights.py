@@ -10,8 +10,7 @@ from tfdist.strategies.hogwild.replicas.refused_weights import check_are_real, c
 from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 
 
-def test_a_weight_that_a_step_of_another_model_has_assigned_is_named_when_its_own_begins_to_train(monkeypatch):
-    """As the moving averages of a model that the loss of another one has called with training=True."""
+def test_a_weight_of_which_each_group_has_its_own_is_named_when_its_model_begins_to_train(monkeypatch):
     monkeypatch.setattr(refused_weights, "local_variables", lambda value: [value])
 
     def weight(path, kind, dtype=tf.float32, block=None):
@@ -19,7 +18,7 @@ def test_a_weight_that_a_step_of_another_model_has_assigned_is_named_when_its_ow
 
     fine = [weight("new", Kind.OWN), weight("kernel", Kind.SYNCHRONIZED, block=1), weight("count", Kind.OWN, tf.int32, block=1)]
     check_not_own(SimpleNamespace(name="judge", weights=fine))
-    with pytest.raises(ValueError, match=r"judge/mean cannot be synchronized .* called judge with training=True"):
+    with pytest.raises(ValueError, match=r"judge/mean cannot be synchronized .* train judge first"):
         check_not_own(SimpleNamespace(name="judge", weights=[*fine, weight("judge/mean", Kind.OWN, block=1)]))
 
 

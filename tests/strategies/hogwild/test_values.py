@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from support_paths import PROGRAMS
 
@@ -78,3 +79,10 @@ def test_a_model_exports_after_fit_and_keeps_its_constraints(results):
 def test_groups_train_a_layer_from_a_saved_model(results):
     kernel, differences = results["loaded"]
     assert kernel == pytest.approx([1.0] * 4, abs=0.05) and max(differences) < 1e-5
+
+
+def test_models_that_the_step_of_another_one_trains_and_averages_are_synchronized(results):
+    """They are in a closure, not in the model. So is the optimizer, whose slots each group has for itself."""
+    kernels, differences, kinds = results["of_other_models"]
+    assert np.array(kernels) == pytest.approx(np.outer([1.0, 1.0, -1.0, -1.0], np.ones(4)), abs=0.05)
+    assert max(differences) < 1e-5 and kinds == ["own"]

@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas import replica_context, warned
+from tfdist.strategies.keras_hooks.replicas.affine import Affine
 from tfdist.strategies.parameter_server import relative_assigns
-from tfdist.strategies.parameter_server.relative_assigns import Change, _Affine
+from tfdist.strategies.parameter_server.relative_assigns import Change
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.variable_base import shard_scope
 
@@ -25,7 +26,7 @@ def coefficient_in(compute, around=lambda compute, old, x: compute(old, x)):
             graphs = [tf.compat.v1.get_default_graph()]
             while graphs[-1] is not old.graph:
                 graphs.append(graphs[-1].outer_graph)
-            value = _Affine([old], graphs, old.shape).of(result)
+            value = Affine([old], graphs, old.shape).of(result)
             found.append(value if value is None or isinstance(value, float) else "a tensor")
             return result
 
@@ -112,7 +113,7 @@ def test_integers_have_no_coefficient_but_a_number(factor, expected):
     @tf.function(autograph=False)
     def step(old, x):
         value = old * (factor(x) if callable(factor) else tf.constant(factor)) + 1
-        found.append(_Affine([old], [old.graph], old.shape).of(value))
+        found.append(Affine([old], [old.graph], old.shape).of(value))
 
     step.get_concrete_function(tf.TensorSpec([3], tf.int32), tf.TensorSpec([3]))
     assert found == [expected]

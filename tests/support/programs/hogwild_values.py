@@ -229,6 +229,47 @@ def loaded():
     return kernel.ravel().tolist(), [float(np.abs(x @ kernel - each).max()) for each in found]
 
 
+def of_other_models():
+    """Returns the kernels of two models that the step of a third one trains and averages, how far what they predict is from
+    these, also after they have trained by themselves, and how the slots of the step's optimizer are kept.
+    """
+    with strategy.scope():
+        trained, average = (
+            keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False)], name=name)
+            for name in ("trained", "average")
+        )
+        optimizer = keras.optimizers.SGD(0.05, momentum=0.5)
+
+        class Shell(keras.Model):
+            def call(self, x):
+                return trained(x)
+
+            def train_step(self, data):
+                x, y = data
+                weights = trained.trainable_weights
+                with tf.GradientTape() as tape:
+                    loss = keras.ops.mean((trained(x) - y) ** 2)
+                optimizer.apply(tape.gradient(loss, weights), weights)
+                average.weights[0].assign(0.8 * average.weights[0] + 0.2 * weights[0])
+                return {"loss": loss}
+
+        shell = Shell()
+        shell.compile()
+    x = np.random.default_rng(0).normal(size=(320, 4)).astype("float32")
+    y = x.sum(1, keepdims=True)
+
+    def differences():
+        return [float(np.abs(each.predict(x, verbose=0) - x @ each.get_weights()[0]).max()) for each in (trained, average)]
+
+    shell.fit(x, y, batch_size=8, epochs=4, verbose=0)
+    kernels, far = [each.get_weights()[0].ravel().tolist() for each in (trained, average)], differences()
+    for each in (trained, average):
+        each.compile(keras.optimizers.SGD(0.05), "mse")
+        each.fit(x, -y, batch_size=8, epochs=4, verbose=0)
+        kernels.append(each.get_weights()[0].ravel().tolist())
+    return kernels, far + differences(), [slot._value.kind.value for slot in optimizer.momentums]
+
+
 cases = (
     averages_and_scales,
     assigned,
@@ -238,6 +279,7 @@ cases = (
     slots_scaled,
     exported,
     loaded,
+    of_other_models,
 )
 results = {case.__name__: case() for case in cases}
 Path("results.json").write_text(json.dumps(results))
