@@ -227,7 +227,12 @@ EINSUM = PatchPoint(keras_numpy, "einsum", "subscripts, operands, kwargs", "As B
 TAKE = PatchPoint(keras_numpy, "take", "x, indices, axis", "As BINARY_OPERATIONS. And the ps look up rows for sparse tensors.")
 TRANSPOSE = PatchPoint(keras_numpy, "transpose", "x, axes", "As BINARY_OPERATIONS.")
 RESHAPE = PatchPoint(keras_numpy, "reshape", "x, newshape", "As BINARY_OPERATIONS.")
-CONV = PatchPoint(keras_nn, "conv", "inputs, kernel, strides, padding, data_format, dilation_rate", "As BINARY_OPERATIONS.")
+CONV = PatchPoint(
+    keras_nn,
+    "conv",
+    "inputs, kernel, strides, padding, data_format, dilation_rate",
+    "As BINARY_OPERATIONS. And XLA, which computes some, has no access to kernels on a ps.",
+)
 DEPTHWISE_CONV = PatchPoint(
     keras_nn, "depthwise_conv", "inputs, kernel, strides, padding, data_format, dilation_rate", "As BINARY_OPERATIONS."
 )
