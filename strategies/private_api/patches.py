@@ -140,6 +140,9 @@ APPLY = {
 }
 SCALE_BY_OPTIMIZER = PatchPoint(LossScaleOptimizer, "scale_loss", "self, loss", "A step would keep the first scale forever.")
 SCALE_BY_FACTOR = PatchPoint(TFOptimizer, "scale_loss", "self, loss", "A loss counts by its share before it is scaled.")
+APPLY_SCALED = PatchPoint(
+    LossScaleOptimizer, "_tf_apply", "self, grads, trainable_variables", "The chief applies gradients where no replicas are."
+)
 ALL_REDUCE_GRADIENTS = PatchPoint(
     TFOptimizer, "_all_reduce_sum_gradients", "self, grads_and_vars", "Gradients that are added up are not added up again."
 )
