@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.attributes import replaced
@@ -93,13 +94,14 @@ def rows_by_part(rows: Any, offsets: Sequence[int]) -> list[tuple[Any, Any]]:
     """Splits row numbers by the part of a table that holds the row.
 
     Args:
-        rows: row numbers, int [n].
+        rows: row numbers, int [n], a tensor or an array.
         offsets: the first row of each part, then the number of rows.
 
     Returns:
         For each part: the positions in `rows` of those that it holds, int32 [m], and their numbers in the part. Rows that do
         not exist go to the first or last part, where looking them up fails.
     """
+    rows = tf.convert_to_tensor(rows)
     found = []
     for number, (begin, end) in enumerate(itertools.pairwise(offsets)):
         held = (rows >= begin if number else rows >= rows.dtype.min) & (rows < end if end < offsets[-1] else rows >= begin)
@@ -193,6 +195,8 @@ class InShards(VariableBase):
 
     def for_shards(self, value: Any) -> list[Any]:
         """Returns an argument of an update for each shard: its part of a value of the variable's shape, others as they are."""
+        if isinstance(value, np.ndarray):  # A loop of one's own may compute gradients without TensorFlow.
+            value = tf.convert_to_tensor(value)
         if isinstance(value, tf.IndexedSlices):
             return self.split(value)
         is_dense = tf.is_tensor(value) and not hasattr(value, "handle")

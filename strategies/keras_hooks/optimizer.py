@@ -26,7 +26,7 @@ from tfdist.strategies.keras_hooks.replicas import batch_normalization, batch_su
 from tfdist.strategies.keras_hooks.replicas.overwritten import is_overwritten, with_largest
 from tfdist.strategies.keras_hooks.replicas.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
-from tfdist.strategies.private_api import patches
+from tfdist.strategies.private_api import apply_scaled, patches
 
 ELEMENTWISE = frozenset(
     (
@@ -56,6 +56,7 @@ def install() -> None:
         apply.patch(_apply)
     patches.SCALE_BY_OPTIMIZER.patch(_scale_loss)
     patches.SCALE_BY_FACTOR.patch(_scale_by_factor)
+    patches.APPLY_SCALED.patch(_apply_scaled)
     patches.ALL_REDUCE_GRADIENTS.patch(_all_reduce_gradients)
     losses.install()
     batch_normalization.install()
@@ -189,6 +190,13 @@ def _scale_loss(original: Callable[..., Any], optimizer: Any, loss: Any) -> Any:
 
 def _scale_by_factor(original: Callable[..., Any], optimizer: Any, loss: Any) -> Any:
     return original(optimizer, loss if optimizer.loss_scale_factor is None else _by_share(optimizer, loss))
+
+
+def _apply_scaled(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
+    """Applies gradients in a loop on the chief as in one process. Keras refuses it, because replicas could do so there."""
+    hooks = hooks_of(strategy := tf.distribute.get_strategy())
+    is_on_chief = hooks is not None and not is_data_parallel(strategy) and tf.distribute.in_cross_replica_context()
+    (apply_scaled if is_on_chief else original)(optimizer, grads, trainable_variables)
 
 
 def _by_share(optimizer: Any, loss: Any) -> Any:

@@ -3,7 +3,7 @@
 A `tf.function` caches its trace, and every function that calls it gets the same one. But a trace depends on the step: a trial
 makes no updates, and the examples of a replica, its share and its random numbers are tensors of the graph of one step. So a
 function that a step calls is traced again, as a part of that step. One that XLA compiles is not inlined: each step has a copy.
-Where XLA has no access to the variables, it compiles none.
+Where XLA has no access to the variables, it compiles none but Keras' own convolutions, which need it on a CPU.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from tfdist.strategies.private_api import in_stateless_scope, patches
 from tfdist.strategies.private_api.user_functions import copied, is_compiled, leave_out_xla, python_function
 
 _no_xla = ""
+_KEEP_XLA = ("tfdist.", patches.CONV.owner.__name__)  # Modules.
 
 
 def compile_none(reason: str) -> None:
@@ -36,7 +37,7 @@ def _call(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
     In a stateless scope, too: while Keras builds a model, and while logs are computed. A trace would hold values of the scope,
     and what it assigns would stay in the scope.
     """
-    if _no_xla and is_compiled(function) and not str((of_user := function.python_function).__module__).startswith("tfdist."):
+    if _no_xla and is_compiled(function) and not str((of_user := function.python_function).__module__).startswith(_KEEP_XLA):
         warn_once("jit_compile=True of the function %s has no effect: %s", getattr(of_user, "__name__", of_user), _no_xla)
         leave_out_xla(function)
     replica = replica_context.current()

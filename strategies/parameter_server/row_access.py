@@ -85,17 +85,17 @@ class RowAccess(InShards):
     def _scatter(self, method: str, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
         if not isinstance(sparse_delta, tf.IndexedSlices):
             raise TypeError(f"{method} of {self._name} takes tf.IndexedSlices, and not {type(sparse_delta).__name__}")
-        values = tf.convert_to_tensor(sparse_delta.values, self.dtype)
-        expected = sparse_delta.indices.shape.concatenate(self._shape[1:])
+        values, indices = tf.convert_to_tensor(sparse_delta.values, self.dtype), tf.convert_to_tensor(sparse_delta.indices)
+        expected = indices.shape.concatenate(self._shape[1:])
         if values.shape.rank == 0:  # One number for all rows, which TensorFlow allows.
-            shape = tf.concat([tf.shape(sparse_delta.indices), tf.constant(self._shape[1:].as_list(), tf.int32)], axis=0)
+            shape = tf.concat([tf.shape(indices), tf.constant(self._shape[1:].as_list(), tf.int32)], axis=0)
             values = tf.broadcast_to(values, shape)
         elif self._here is None and not values.shape.is_compatible_with(expected):
             raise ValueError(
                 f"{method} of {self._name}: the slices have the shape {values.shape}, and their indices ask for {expected}"
             )
-        rows = tf.reshape(sparse_delta.indices, [-1])  # A batch of slices may have several dimensions.
-        values = tf.reshape(values, tf.concat([tf.shape(rows), tf.shape(values)[sparse_delta.indices.shape.rank :]], axis=0))
+        rows = tf.reshape(indices, [-1])  # A batch of slices may have several dimensions.
+        values = tf.reshape(values, tf.concat([tf.shape(rows), tf.shape(values)[indices.shape.rank :]], axis=0))
         return self._write(method, tf.IndexedSlices(values, rows))
 
     def _scatter_nd(self, method: str, indices: Any, updates: Any, name: Any = None) -> Any:

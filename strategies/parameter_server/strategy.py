@@ -10,7 +10,7 @@ from tfdist.step_order import MOST_WORKERS
 from tfdist.strategies.coordinator.strategy import CoordinatorStrategy, start
 from tfdist.strategies.keras_hooks import user_functions
 from tfdist.strategies.model_parallel.worker_mesh import WorkerMesh
-from tfdist.strategies.parameter_server import asynchronous_counters, constraints, fused_reads, optimizer
+from tfdist.strategies.parameter_server import asynchronous_counters, constraints, convolutions, fused_reads, optimizer
 from tfdist.strategies.parameter_server.hooks import ParameterServerHooks
 from tfdist.strategies.parameter_server.placement import ServerExtended
 
@@ -25,6 +25,7 @@ def create(cluster: Cluster, start_timeout: float) -> "ParameterServer":
     optimizer.install()
     asynchronous_counters.install()
     constraints.install()
+    convolutions.install()
     fused_reads.install()
     user_functions.compile_none(ParameterServerHooks.no_xla)
     return strategy

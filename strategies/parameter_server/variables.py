@@ -277,7 +277,7 @@ class ShardedVariable(RowAccess):
         if isinstance(value, tf.IndexedSlices):
             pieces = []
             for shard, (chosen, local) in zip(self.shards, rows_by_part(value.indices, self.offsets), strict=True):
-                shape = tf.constant(shard.shape.as_list(), value.indices.dtype)
+                shape = tf.constant(shard.shape.as_list(), local.dtype)
                 pieces.append(tf.IndexedSlices(tf.gather(value.values, chosen), local, shape))
             return pieces
         return [value[begin:end] for begin, end in itertools.pairwise(self.offsets)]

@@ -30,6 +30,8 @@ train_validation_split: Any = need("keras.src.trainers.data_adapters.array_slici
 TFOptimizer: Any = need("keras.src.backend.tensorflow.optimizer", "TFOptimizer")
 MultiOptimizer: Any = need("keras.src.optimizers.multi_optimizer", "MultiOptimizer", since="3.15")
 LossScaleOptimizer: Any = keras.optimizers.LossScaleOptimizer
+# How it applies gradients where there are no replicas.
+apply_scaled: Any = need_function(LossScaleOptimizer, "_common_apply", "self, grads, trainable_variables", "calls")
 LearningRateSchedule: Any = keras.optimizers.schedules.LearningRateSchedule
 keras_loss_module: Any = need("keras.src.losses", "loss")
 DistributedVariable: Any = need("tensorflow.python.distribute.values", "DistributedVariable")

@@ -140,6 +140,9 @@ APPLY = {
 }
 SCALE_BY_OPTIMIZER = PatchPoint(LossScaleOptimizer, "scale_loss", "self, loss", "A step would keep the first scale forever.")
 SCALE_BY_FACTOR = PatchPoint(TFOptimizer, "scale_loss", "self, loss", "A loss counts by its share before it is scaled.")
+APPLY_SCALED = PatchPoint(
+    LossScaleOptimizer, "_tf_apply", "self, grads, trainable_variables", "The chief applies gradients where no replicas are."
+)
 ALL_REDUCE_GRADIENTS = PatchPoint(
     TFOptimizer, "_all_reduce_sum_gradients", "self, grads_and_vars", "Gradients that are added up are not added up again."
 )
@@ -227,7 +230,12 @@ EINSUM = PatchPoint(keras_numpy, "einsum", "subscripts, operands, kwargs", "As B
 TAKE = PatchPoint(keras_numpy, "take", "x, indices, axis", "As BINARY_OPERATIONS. And the ps look up rows for sparse tensors.")
 TRANSPOSE = PatchPoint(keras_numpy, "transpose", "x, axes", "As BINARY_OPERATIONS.")
 RESHAPE = PatchPoint(keras_numpy, "reshape", "x, newshape", "As BINARY_OPERATIONS.")
-CONV = PatchPoint(keras_nn, "conv", "inputs, kernel, strides, padding, data_format, dilation_rate", "As BINARY_OPERATIONS.")
+CONV = PatchPoint(
+    keras_nn,
+    "conv",
+    "inputs, kernel, strides, padding, data_format, dilation_rate",
+    "As BINARY_OPERATIONS. And XLA, which computes some, has no access to kernels on a ps.",
+)
 DEPTHWISE_CONV = PatchPoint(
     keras_nn, "depthwise_conv", "inputs, kernel, strides, padding, data_format, dilation_rate", "As BINARY_OPERATIONS."
 )

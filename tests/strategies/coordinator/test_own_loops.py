@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from support_paths import PROGRAMS
 
 from tfdist.strategies.hogwild.hooks import HogwildHooks
 from tfdist.strategies.parameter_server.hooks import ParameterServerHooks
@@ -32,3 +33,10 @@ def test_a_function_that_is_scheduled_cannot_train_under_hogwild():
     with pytest.raises(ValueError, match="ClusterCoordinator schedules cannot train under hogwild"):
         hooks.check_own_loop()
     hooks.check_own_loop()  # The next loop is not scheduled: TensorFlow does not say so after an error.
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("strategy", ["hogwild", "parameter_server"])
+def test_a_loop_on_the_chief_may_scale_the_loss(start, strategy):
+    job = start(str(PROGRAMS / "scaled_loops.py"), strategy)
+    assert job.wait(280) == 0 and "fine" in job.output, job.output[-3000:]

@@ -36,6 +36,7 @@ WRITES = {
     "v[3:3]": lambda v: v[3:3].assign(tf.ones([0, 4])),
     "scatter_add": lambda v: v.scatter_add(slices([ONES, ONES], [1, 4])),
     "scatter_add of a number": lambda v: v.scatter_add(slices(3.0, [1, 4])),
+    "scatter_add of arrays": lambda v: v.scatter_add(tf.IndexedSlices(ROWS[:2], np.array([1, 4]))),
     "scatter_max": lambda v: v.scatter_max(slices([[10.0] * 4] * 2, [1, 4])),
     "scatter_min": lambda v: v.scatter_min(slices([[2.0] * 4] * 2, [1, 4])),
     "scatter_mul": lambda v: v.scatter_mul(slices([[2.0] * 4] * 2, [1, 4])),

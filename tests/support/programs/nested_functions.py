@@ -109,6 +109,31 @@ def a_layer_with_a_decorated_method(layer):
     np.testing.assert_allclose(loaded.serve(tf.constant(x)), 2 * x @ layer.kernel.numpy(), atol=1e-5)
 
 
+def a_convolution_that_keras_has_xla_compute(shape, **arguments):
+    """Keras does so on a CPU, because TensorFlow's own kernels fail with groups, or compute something else."""
+    layer = keras.layers.Conv3D(4, 2, use_bias=False, **arguments)
+    model = keras.Sequential([keras.Input(shape), layer])
+    x = np.random.default_rng(0).normal(size=(4, *shape)).astype("float32")
+    kernel = tf.Variable(layer.kernel.numpy())
+
+    def reference():
+        if "groups" not in arguments:
+            return tf.transpose(tf.nn.conv3d(tf.transpose(x, [0, 2, 3, 4, 1]), kernel, [1] * 5, "VALID"), [0, 4, 1, 2, 3])
+        halves = zip(np.split(x, 2, axis=-1), tf.split(kernel, 2, axis=-1), strict=True)
+        return tf.concat([tf.nn.conv3d(part, own, [1] * 5, "VALID") for part, own in halves], axis=-1)
+
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(reference() ** 2)
+    gradient = tape.gradient(loss, kernel)
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    expected = reference()
+    for found in (model.predict(x, verbose=0), model(x)):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    model.fit(x, tf.zeros_like(expected), batch_size=4, verbose=0)
+    if sys.argv[1] == "parameter_server":
+        np.testing.assert_allclose(layer.kernel.numpy(), kernel.numpy() - 0.5 * gradient.numpy(), rtol=1e-4, atol=1e-5)
+
+
 def a_metric_in_functions_that_a_coordinator_schedules():
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     mean = keras.metrics.Mean()
@@ -140,5 +165,7 @@ with strategy.scope():
     assignments()
     a_layer_with_a_decorated_method(Decorated())
     a_layer_with_a_decorated_method(Compiled())
+    a_convolution_that_keras_has_xla_compute((3, 3, 3, 4), groups=2)
+    a_convolution_that_keras_has_xla_compute((2, 3, 3, 3), data_format="channels_first")
     a_metric_in_functions_that_a_coordinator_schedules()
 print("fine")
