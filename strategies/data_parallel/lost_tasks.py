@@ -51,6 +51,8 @@ LOSSES = (
 """What TensorFlow may raise where another task is gone. Where none is, the error stays as it is."""
 
 _NAMED = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
+_TOLD = re.compile(rf"Error reported from {_NAMED.pattern}: no answer for \d+ s at the address of {_NAMED.pattern} ")
+"""What the first task tells of a task that gets no answer from another (`_Watched.lost`)."""
 
 _log = logging.getLogger("tfdist")
 
@@ -154,13 +156,23 @@ class LostTasks:
         if not isinstance(error, LOSSES):
             return None
         deadline = Deadline.after(LOOK_SECONDS)
-        while (sentence := lost(self._me, self._found(self._others), error.message)) is None:
+        while (sentence := self._sentence(error.message)) is None:
             if deadline.expired():
                 return None
             time.sleep(PAUSE_SECONDS)
         keep_context()
         _log.warning("TensorFlow reports: %s", error.message)
         return _error(sentence)
+
+    def _sentence(self, text: str) -> str | None:
+        """Returns `lost` after a look at all; where all others serve, what TensorFlow's `text` says of a link between two."""
+        return lost(self._me, self._found(self._others), text) or self._cut_between(text)
+
+    def _cut_between(self, text: str) -> str | None:
+        told = _TOLD.search(text)
+        names = (f"{told[1]}:{told[2]}", f"{told[3]}:{told[4]}") if told is not None else ()
+        ends = [f"{task.name} ({task.address})" for task in self._others if task.name in names]
+        return f"the link between {' and '.join(ends)} is cut, although they answer this task" if len(ends) == 2 else None
 
     def _found(self, tasks: Sequence[Task]) -> dict[Task, Reach]:
         found = dict.fromkeys(tasks, Reach.SILENT)  # Whose name cannot be looked up in time stays so.

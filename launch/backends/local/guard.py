@@ -2,6 +2,8 @@
 
 Tasks die with the fork server (PR_SET_PDEATHSIG), but not the processes that they started. These become children of the nearest
 subreaper above: the guard. It is a fork of the fork server from before TensorFlow is imported, so it is small.
+
+If the fork server is stopped when its owner ends, the guard resumes it: it then ends all tasks.
 """
 
 import os
@@ -9,7 +11,10 @@ import signal
 import socket
 from typing import NoReturn
 
-from tfdist.launch.backends.local.descendants import become_subreaper, die_with_parent, end_children
+from tfdist.launch.backends.local.descendants import become_subreaper, die_with_parent, end_children, kill_process
+
+OWNER_POLL_SECONDS = 1.0
+"""How often the guard looks whether the owner is there."""
 
 FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals after which a program may go on, with the processes that it has started. Slurm sends them to all of a job."""
@@ -18,7 +23,7 @@ FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
 def continue_below_guard(owner: socket.socket) -> None:
     """Forks: returns in the child. This process becomes the guard, and ends as the child has ended."""
     become_subreaper()
-    parent = os.getpid()
+    owner_pid, parent = os.getppid(), os.getpid()
     pid = os.fork()
     if pid == 0:
         die_with_parent()
@@ -28,8 +33,10 @@ def continue_below_guard(owner: socket.socket) -> None:
     owner.close()  # Its end tells the owner that the fork server is gone.
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, *FOR_THE_PROGRAM):
         signal.signal(ignored, signal.SIG_IGN)  # The owner decides when to end.
-    while (ended := os.wait())[0] != pid:
-        pass
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    while (ended := os.waitpid(-1, os.WNOHANG))[0] != pid:
+        if ended[0] == 0 and signal.sigtimedwait({signal.SIGCHLD}, OWNER_POLL_SECONDS) is None and os.getppid() != owner_pid:
+            kill_process(pid, signal.SIGCONT)
     end_children(spared=set(), reap=_reap)
     _end_as(ended[1])
 

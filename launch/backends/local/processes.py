@@ -17,7 +17,7 @@ from tfdist.cluster import Task
 from tfdist.dialects.environment import STARTED_VARIABLE
 from tfdist.launch.backends import interpreter
 from tfdist.launch.backends.interface import Plan
-from tfdist.launch.backends.local.descendants import become_subreaper, children, end_children
+from tfdist.launch.backends.local.descendants import become_subreaper, children, end_children, kill_group
 from tfdist.launch.backends.local.fork_server import GONE, MESSAGE_BYTES
 from tfdist.launch.jobs.events import Event, Lost, Ready, from_json
 from tfdist.launch.terminal.output import last_lines
@@ -138,10 +138,12 @@ class LocalProcesses:
 
     def signal(self, names: Iterable[str], number: int) -> None:
         """Sends a signal to the tasks with these names (`job:index`); see `TaskRunner.signal`."""
+        if number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            self._resume()
         try:
             self._socket.sendall(json.dumps({"signal": int(number), "tasks": list(names)}).encode())
         except OSError:
-            pass  # The fork server is gone, or stopped; `close` ends the tasks then.
+            pass  # The fork server is gone.
 
     def kill(self, task: Task) -> None:
         """Kills the processes of a task."""
@@ -180,6 +182,7 @@ class LocalProcesses:
     def close(self, timeout: float = 8.0) -> None:
         """Ends every task and the fork server; kills those that still run after `timeout` seconds."""
         self._socket.close()
+        self._resume()
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -187,6 +190,13 @@ class LocalProcesses:
             self._process.wait()
         if self._spared is not None:
             end_children(self._spared, self._reap)
+
+    def _resume(self) -> None:
+        """Lets the fork server go on if it was stopped: only it can end its tasks in order, and the program may save."""
+        try:
+            self._process.wait(0)
+        except subprocess.TimeoutExpired:
+            kill_group(self._process.pid, signal.SIGCONT)
 
     def _hold(self, task: Task) -> str:
         """Returns when a task holds SIGTERM back, see `fork_server.py`: the task that saves needs it, and it is ended after it.

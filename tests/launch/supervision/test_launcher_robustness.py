@@ -105,6 +105,32 @@ def test_what_tasks_left_behind_ends_although_launcher_and_fork_server_are_kille
     assert job.left(within=10) == {}
 
 
+def test_a_stopped_parent_of_the_tasks_goes_on_when_the_job_is_to_end_so_that_the_program_can_save(quick, tmp_path):
+    job = quick("""
+        import signal, time
+        def save(*_):
+            pathlib.Path("saved").touch()
+            sys.exit(143)
+        signal.signal(signal.SIGTERM, save)
+        print("started", flush=True)
+        time.sleep(600)
+    """)
+    job.wait_for("started")
+    os.kill(parent_of(job.pid_of("chief:0")), signal.SIGSTOP)
+    job.process.terminate()
+    assert job.wait() == 143
+    assert (tmp_path / "saved").exists()
+    assert job.left() == {}
+
+
+def test_all_tasks_end_when_the_launcher_is_killed_although_their_parent_is_stopped(quick):
+    job = quick("import time\nprint('started', flush=True)\ntime.sleep(600)")
+    job.wait_for("started")
+    os.kill(parent_of(job.pid_of("chief:0")), signal.SIGSTOP)
+    job.process.kill()
+    assert job.left(within=10) == {}
+
+
 def test_secrets_are_in_no_command_line_of_the_job_and_in_no_output(quick, tmp_path):
     job = quick(
         """

@@ -66,6 +66,13 @@ def test_an_error_is_explained_by_a_task_that_ends_a_little_later(monkeypatch):
     assert LostTasks(TASKS[0], TASKS[:2], lambda *_: SERVES).explain(tf.errors.AbortedError(None, None, "no")) is None
 
 
+def test_a_task_that_both_ends_of_a_cut_link_answer_names_them():
+    told = "Collective ops is aborted by: Error reported from /job:worker/task:1: no answer for 6 s at the address of "
+    error = tf.errors.UnavailableError(None, None, f"{told}/job:worker/task:2 (w2:1)")
+    found = LostTasks(TASKS[0], TASKS, lambda *_: SERVES).explain(error)
+    assert str(found).startswith("the link between worker:1 (w1:1) and worker:2 (w2:1) is cut, although they answer this task;")
+
+
 def test_errors_of_the_program_stay_as_they_are():
     gone = LostTasks(TASKS[0], TASKS[:2], lambda *_: CLOSED)
     assert gone.explain(tf.errors.InvalidArgumentError(None, None, "a wrong shape")) is None
