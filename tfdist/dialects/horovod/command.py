@@ -8,15 +8,22 @@ launcher starts all slots for an `-np` below their number; here `-np` counts, as
 import re
 from collections import Counter
 
-from tfdist.cluster import Cluster
+from tfdist.cluster import Cluster, Task
 from tfdist.dialects.horovod.hosts import Hosts, cluster_of, merged, one_by_one, parse_hostfile, parse_hosts
-from tfdist.dialects.parsing.command_line import check_single, check_variable, full_name, names
+from tfdist.dialects.parsing.command_line import (
+    HYDRAS,
+    MPI_PROGRAMS,
+    check_places,
+    check_single,
+    check_variable,
+    full_name,
+    names,
+)
 from tfdist.dialects.parsing.document import MAX_TASKS, read_text, shown
-from tfdist.dialects.parsing.shell import has_variable
 from tfdist.dialects.parsing.values import Values
 from tfdist.errors import ClusterError, Source, UnstatedError, nearest
 
-PROGRAMS = ("horovodrun", "horovod.runner.launch", "mpirun", "mpiexec", "mpiexec.hydra", "orterun")
+PROGRAMS = ("horovodrun", "horovod.runner.launch", *MPI_PROGRAMS)
 
 _NAMES = {
     "np": "np n c num-proc",
@@ -64,6 +71,7 @@ _MPI_SHORT = {"pernode": {"per_host": "1"}, "bynode": {"map": "node"}}
 """Switches of Open MPI that stand for options with a value, by meaning."""
 
 _MPI_VALUES = dict.fromkeys(_MPI_WITH_VALUE, 1) | dict.fromkeys(("mca", "gmca", "omca", "pmixmca", "prtemca", "genv", "env"), 2)
+_PLACES = {"hosts": "-H", "hostfile": "--hostfile"}
 _NUMBERS = {"np": "-np", "min": "--min-np", "max": "--max-np", "per_host": "-N"}
 _BY_HOST = ("slot", "core", "socket", "hwthread", "numa", "l1cache", "l2cache", "l3cache", "board", "package")
 _RANK_ORDERS = (*_BY_HOST, "fill", "node")
@@ -83,8 +91,12 @@ def _ranks(words: list[str], source: Source) -> list[str]:
     options = _options(words, source, *((_HOROVOD_ALONE, _HOROVOD_VALUES) if is_horovod else (_MPI_ALONE, _MPI_VALUES)))
     if is_horovod:
         _check_elastic(options, source)
-    hosts = _hosts(options, source)
     limit = _number(options, "np", source) if "np" in options else None
+    if limit is not None:
+        places = {written: options.get(name, "") for name, written in _PLACES.items()}
+        workers = tuple(Task("worker", rank) for rank in range(limit))
+        check_places(Values(source, places, ""), places, Cluster(workers, source=source))
+    hosts = _hosts(options, source)
     if limit is None and is_horovod:
         raise source.error("the number of processes is missing; horovodrun needs it, -np 4", field="-np")
     if hosts is None:
@@ -101,7 +113,7 @@ def _ranks(words: list[str], source: Source) -> list[str]:
 
 def _options(words: list[str], source: Source, alone: frozenset[str], values: dict[str, int]) -> dict[str, str]:
     """Returns the launcher's own options by meaning, up to the user's program."""
-    options: dict[str, str] = {"hydra": ""} if words[0] == "mpiexec.hydra" else {}
+    options: dict[str, str] = {"hydra": ""} if words[0] in HYDRAS else {}
     is_horovod = words[0].startswith("horovod")
     position = 1
     while position < len(words):
@@ -148,11 +160,8 @@ def _add(options: dict[str, str], name: str, value: str, written: str, source: S
         raise source.error(f"this is given twice, as {shown(options[meaning])} and {shown(value)}", field=written)
     if name in ("hosts", "ppn", "f") and not is_horovod:
         options["hydra"] = ""  # MPICH's spelling.
-    if meaning in _NAMES and has_variable(value):
-        raise source.error(
-            f"{shown(value)} has a shell variable, and only literals that are set once are expanded; write its value",
-            field=written,
-        )
+    if meaning in _NAMES and meaning not in _PLACES:
+        Values(source, {written: value}, "").check_expanded(written, value)
     options[meaning] = value
 
 
@@ -182,6 +191,8 @@ def _check_elastic(options: dict[str, str], source: Source) -> None:
 def _hosts(options: dict[str, str], source: Source) -> Hosts | None:
     if "hosts" in options and "hostfile" in options:
         raise source.error("hosts are given by -H and by a host file; keep one of them", field="-H")
+    for name in options.keys() & _PLACES:
+        Values(source, options, "").check_expanded(_PLACES[name], options[name])
     if "hosts" in options:
         return parse_hosts(options["hosts"], source, "-H")
     if "hostfile" in options:
@@ -223,7 +234,8 @@ def _mapping(options: dict[str, str], source: Source) -> tuple[str, str | None, 
 
     Open MPI takes modifiers alone, `:OVERSUBSCRIBE`, and separates them by colons or, before 5.0, by commas.
     """
-    mapping, per_host = options.get("map", "slot").lower(), options.get("per_host")
+    by_socket = f"ppr:{options['npersocket']}:socket" if "npersocket" in options else "slot"
+    mapping, per_host = options.get("map", by_socket).lower(), options.get("per_host")
     head, *modifiers = re.split("[:,]", mapping)
     if head == "ppr" and modifiers[1:2] == ["node"]:
         per_host, modifiers = modifiers[0], modifiers[2:]

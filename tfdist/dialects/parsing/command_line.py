@@ -23,6 +23,11 @@ _STARTERS = frozenset(
 )
 """Launchers that start processes on each task of another one."""
 
+HYDRAS = ("mpiexec.hydra", "mpirun.mpich", "mpiexec.mpich")
+"""Names of MPICH's launcher."""
+MPI_PROGRAMS = ("mpirun", "mpiexec", "orterun", "prterun", "mpirun.openmpi", "mpiexec.openmpi", *HYDRAS)
+"""Names of the launchers of MPI; those with a dot are of distributions that have several."""
+
 
 def names(text: str) -> frozenset[str]:
     """Returns the words of a text as a set of names."""
