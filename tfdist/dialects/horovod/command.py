@@ -71,6 +71,8 @@ _MPI_SHORT = {"pernode": {"per_host": "1"}, "bynode": {"map": "node"}}
 """Switches of Open MPI that stand for options with a value, by meaning."""
 
 _MPI_VALUES = dict.fromkeys(_MPI_WITH_VALUE, 1) | dict.fromkeys(("mca", "gmca", "omca", "pmixmca", "prtemca", "genv", "env"), 2)
+_NODE_FILE = re.compile(r"\$\{?(?:PBS_NODEFILE|LSB_DJOB_HOSTFILE|PE_HOSTFILE)\}?|\$\{?TMPDIR\}?/machines", re.ASCII)
+"""The file in which a scheduler has the nodes of a job."""
 _PLACES = {"hosts": "-H", "hostfile": "--hostfile"}
 _NUMBERS = {"np": "-np", "min": "--min-np", "max": "--max-np", "per_host": "-N"}
 _BY_HOST = ("slot", "core", "socket", "hwthread", "numa", "l1cache", "l2cache", "l3cache", "board", "package")
@@ -96,6 +98,8 @@ def _ranks(words: list[str], source: Source) -> list[str]:
         places = {written: options.get(name, "") for name, written in _PLACES.items()}
         workers = tuple(Task("worker", rank) for rank in range(limit))
         check_places(Values(source, places, ""), places, Cluster(workers, source=source))
+    elif _NODE_FILE.fullmatch(options.get("hostfile", "")):
+        del options["hostfile"]  # The job says how many processes start.
     hosts = _hosts(options, source)
     if limit is None and is_horovod:
         raise source.error("the number of processes is missing; horovodrun needs it, -np 4", field="-np")
