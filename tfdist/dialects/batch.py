@@ -51,8 +51,8 @@ def parse(document: Document) -> Cluster:
     count = _processes(document.text, source)
     if words.isdisjoint(MPI_PROGRAMS):
         fault = source.error(
-            "the scheduler runs this script once, on the first node, and no launcher that tfdist reads starts processes in it; "
-            "give their command, `mpirun -np 8 python train.py`"
+            "the scheduler runs this script once, on the first node, and no launcher that tfdist reads starts a number of "
+            "processes in it; give their command, `mpirun -np 8 python train.py`"
         )
         raise UnstatedError(*fault.args)
     if count is None:

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 
 from tfdist.cluster import Cluster, Task
+from tfdist.dialects.horovod import site_launchers
 from tfdist.dialects.horovod.hosts import Hosts, cluster_of, merged, one_by_one, parse_hostfile, parse_hosts
 from tfdist.dialects.parsing.command_line import (
     HYDRAS,
@@ -23,7 +24,7 @@ from tfdist.dialects.parsing.document import MAX_TASKS, read_text, shown
 from tfdist.dialects.parsing.values import Values
 from tfdist.errors import ClusterError, Source, UnstatedError, nearest
 
-PROGRAMS = ("horovodrun", "horovod.runner.launch", *MPI_PROGRAMS)
+PROGRAMS = ("horovodrun", "horovod.runner.launch", *MPI_PROGRAMS, *site_launchers.PROGRAMS)
 
 _NAMES = {
     "np": "np n c num-proc",
@@ -59,7 +60,7 @@ _MPI_ALONE = names(
     "allow-run-as-root oversubscribe nooversubscribe tag-output timestamp-output display-map display-allocation "
     "display-topo report-bindings q quiet v verbose bind-to-core bind-to-none bind-to-socket use-hwthread-cpus "
     "genvall envall genvnone envnone l prepend-rank enable-recovery disable-recovery do-not-launch xml novm tune-off "
-    "byslot bynode pernode leave-session-attached print-rank-map"
+    "byslot bynode pernode leave-session-attached print-rank-map no-vni"
 )
 _MPI_WITH_VALUE = names(
     "np n c H host hosts hostfile machinefile f default-hostfile N npernode ppn perhost map-by bind-to rank-by x wdir wd path "
@@ -84,6 +85,8 @@ _MPI_REFUSED = ("app", "configfile", "rankfile", "rf")
 
 def parse_command(words: list[str], source: Source) -> Cluster:
     """Returns the cluster of a command line. Raises ClusterError if it does not give the number of ranks and their hosts."""
+    if words[0] in site_launchers.PROGRAMS:
+        return site_launchers.parse_command(words, source)
     return cluster_of(_ranks(words, source), source)
 
 
