@@ -90,10 +90,19 @@ def parse_command(words: list[str], source: Source) -> Cluster:
     return cluster_of(_ranks(words, source), source)
 
 
+def stated_processes(words: list[str], source: Source) -> int | None:
+    """Returns the number of processes of a command line of mpirun or horovodrun; None if that cannot be read, or has none."""
+    try:
+        options = _options(words, source)
+        return _number(options, "np", source) if "np" in options else None
+    except ClusterError:
+        return None
+
+
 def _ranks(words: list[str], source: Source) -> list[str]:
     """Returns the host of each rank."""
     is_horovod = words[0].startswith("horovod")
-    options = _options(words, source, *((_HOROVOD_ALONE, _HOROVOD_VALUES) if is_horovod else (_MPI_ALONE, _MPI_VALUES)))
+    options = _options(words, source)
     if is_horovod:
         _check_elastic(options, source)
     limit = _number(options, "np", source) if "np" in options else None
@@ -118,10 +127,11 @@ def _ranks(words: list[str], source: Source) -> list[str]:
     return _placed(hosts, limit, options, source)
 
 
-def _options(words: list[str], source: Source, alone: frozenset[str], values: dict[str, int]) -> dict[str, str]:
+def _options(words: list[str], source: Source) -> dict[str, str]:
     """Returns the launcher's own options by meaning, up to the user's program."""
     options: dict[str, str] = {"hydra": ""} if words[0] in HYDRAS else {}
     is_horovod = words[0].startswith("horovod")
+    alone, values = (_HOROVOD_ALONE, _HOROVOD_VALUES) if is_horovod else (_MPI_ALONE, _MPI_VALUES)
     position = 1
     while position < len(words):
         check_variable(words[position], source)
