@@ -52,6 +52,11 @@ _LINES = re.compile(
     re.ASCII,
 )
 """Counts the lines of PBS' file of nodes, as Torque's PBS_NP does: one for each process."""
+_CAT = re.compile(
+    r"""("?)\$\([ \t]*cat[ \t]*<<-?[ \t]*(["']?)(\w+)\2[ \t]*\n(.*\n)[ \t]*\3[ \t]*\n?[ \t]*\)\1""", re.ASCII | re.DOTALL
+)
+"""The text of a here-document, `$(cat <<EOF`."""
+_QUOTED = re.compile(r'["\\]')
 _OPENS = frozenset({"if", "for", "select", "while", "until", "case", "{", "("})
 _CLOSES = frozenset({"fi", "done", "esac", "}", ")"})
 _DEPENDS = frozenset({"&&", "||", "|", "&"})
@@ -147,7 +152,12 @@ class Literals:
             return text
         if text[0] == "`":
             return self._counted(_BACKTICKS.sub(r"$(\1)", text))
-        text = self._counted(text)
+        if (here := _CAT.fullmatch(text)) is not None:
+            shown = here[4].strip() if here[2] else self._substituted(here[4].strip())
+            return '"' + _QUOTED.sub(r"\\\g<0>", shown) + '"' if here[1] else shown
+        return self._substituted(self._counted(text))
+
+    def _substituted(self, text: str) -> str:
         known = _EXPR.sub(lambda match: f"$(({' * '.join(re.findall('[0-9]+', match[1]))}))", _USE.sub(self._value, text))
         return _PRODUCT.sub(self._product, known)
 
