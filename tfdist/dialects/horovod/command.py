@@ -60,7 +60,7 @@ _MPI_ALONE = names(
     "allow-run-as-root oversubscribe nooversubscribe tag-output timestamp-output display-map display-allocation "
     "display-topo report-bindings q quiet v verbose bind-to-core bind-to-none bind-to-socket use-hwthread-cpus "
     "genvall envall genvnone envnone l prepend-rank enable-recovery disable-recovery do-not-launch xml novm tune-off "
-    "byslot bynode pernode leave-session-attached print-rank-map no-vni"
+    "byslot bynode pernode leave-session-attached print-rank-map no-vni rsh ssh export export-all"
 )
 _MPI_WITH_VALUE = names(
     "np n c H host hosts hostfile machinefile f default-hostfile N npernode ppn perhost map-by bind-to rank-by x wdir wd path "
@@ -105,6 +105,8 @@ def _ranks(words: list[str], source: Source) -> list[str]:
     options = _options(words, source)
     if is_horovod:
         _check_elastic(options, source)
+    if words[0] == "mpirun_rsh" and "hostfile" not in options:
+        raise source.error("mpirun_rsh takes the hosts before its program; name them in a file", field="-hostfile")
     limit = _number(options, "np", source) if "np" in options else None
     if limit is not None:
         places = {written: options.get(name, "") for name, written in _PLACES.items()}
