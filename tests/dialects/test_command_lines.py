@@ -237,10 +237,12 @@ def test_variables_of_one_command_count_for_its_launcher(start: str) -> None:
         "env A=1 TF_CONFIG='{}' python train.py",
         "export TF_CONFIG='{}'",
         "TF_CONFIG='{}'\npython train.py",
+        "export TF_CONFIG=$(cat <<EOF\n{}\nEOF\n)\npython train.py",
+        "TF_CONFIG=\"$(cat <<-'END'\n{}\n  END\n)\"\npython train.py",
     ],
 )
 def test_an_assignment_of_a_launchers_variable_is_read(form: str) -> None:
-    cluster = tfdist.read(form.replace("{}", json.dumps(TF_CONFIG)))
+    cluster = tfdist.read(form.replace("{}", json.dumps(TF_CONFIG, indent=1)))
     assert cluster == tfdist.read(TF_CONFIG) and cluster.task == ("worker", 1)
 
 

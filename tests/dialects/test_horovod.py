@@ -43,6 +43,8 @@ def hosts(source):
         ("mpiexec.hydra -n 3 -ppn 2 -hosts a,b -genv X 1 x", "a a b"),
         ("mpiexec.hydra -n 5 -hosts a,b x", "a b a b a"),
         ("mpiexec -n 4 -hosts a,b x", "a b a b"),
+        ("mpiexec.mpich -n 3 -host a,b x", "a b a"),
+        ("/usr/bin/mpirun.openmpi -np 3 -H a:2,b:2 x", "a a b"),
         ("mpirun -np 5 --oversubscribe -H a,b x", "a a a b b"),
         ("mpiexec -n 2 --depth=4 --cpu-bind depth --env A=1 x", "localhost localhost"),
         ("mpirun --allow-run-as-root -np 3 --oversubscribe -H a:1 --mca btl tcp,self -x PATH -bind-to none x", "a a a"),

@@ -120,6 +120,29 @@ def test_jobs_of_other_frameworks_are_workers_that_train_alike() -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "count"),
+    [
+        ('[mpirun, -np, "4", python, t.py, -n, "3"]', 4),
+        ('[bash, -c], args: ["mkdir x; time mpirun --allow-run-as-root -np 4 -x A python t.py -n 3"]', 4),
+        ('[bash, -c, "mpirun -np 2 mkdir x; mpirun -np 4 python t.py"]', 4),
+        ("[mpirun, -np, $(COUNT), python, t.py]", None),
+        ("[bash, -c, 'mpirun -np 2 python t.py', x, 'y']", 2),
+        ('[mpiexec], args: [-n, "3", python, t.py]', 3),
+        ('[sh, -c, "horovodrun -np 8 python t.py"]', 8),
+    ],
+)
+def test_the_launcher_of_an_mpijob_starts_as_many_processes_as_there_are_slots(command: str, count: int | None) -> None:
+    """Another number was passed over."""
+    manifest = MPI_JOB.replace("{name: l}", f"{{name: l, command: {command}}}")
+    if count in (4, None):
+        assert read(manifest) == read(MPI_JOB)
+        return
+    message = f"Launcher: its command starts {count} processes, and the pods have 4 slots \\(slotsPerWorker times replicas"
+    with pytest.raises(ClusterError, match=message):
+        read(manifest)
+
+
+@pytest.mark.parametrize(
     ("manifest", "message"),
     [
         (

@@ -74,3 +74,26 @@ def test_a_compose_file_and_a_job_of_azure_are_named() -> None:
     ):
         with pytest.raises(ClusterError, match=f"this is no cluster description: .*{reason}"):
             tfdist.read(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "TensorFlow(entry_point='a.py', instance_count=2, instance_type='ml.p3.2xlarge', distribution={'mpi': {}})",
+            "estimator",
+        ),
+        ("distribution = {'parameter_server': {'enabled': True}}", "an estimator's distribution is read by SageMaker"),
+        (
+            "distribution={'smdistributed': {'dataparallel': {'enabled': True}}}",
+            "an estimator's distribution is read by SageMaker",
+        ),
+        ('{"TrainingJobName": "x", "ResourceConfig": {"InstanceCount": 2}}', "a request to SageMaker names no hosts"),
+        ('{"sagemaker_program": "a.py", "sagemaker_mpi_enabled": "true"}', "hyperparameters of SageMaker name no hosts"),
+        ("ScalingConfig(num_workers=4, use_gpu=True)", "Ray decides where the workers of a ScalingConfig run"),
+    ],
+)
+def test_what_clouds_take_is_named(text: str, reason: str) -> None:
+    """Fields of CloudML were suggested."""
+    with pytest.raises(ClusterError, match=f"this is no cluster description: .*{reason}"):
+        tfdist.read(text)

@@ -45,6 +45,8 @@ KNOWN = [
     ('R="mpirun -np 4 -x A=\\$B"\nbash -c "$R python x \\$C"', "4 workers"),
     ('R="mpirun \\\r\n -np 4"\r\n$R python x\r\n', "4 workers"),
     ('torchrun --nproc_per_node 4 `pwd`/x.py $(dirname "$0")/y', "4 workers"),
+    ("N=4\nR=$(cat <<EOF\nmpirun -np $N\nEOF\n)\n$R python x", "4 workers"),
+    ("R=\"$(cat <<-'EOF'\nmpirun -np 4\nEOF\n)\"\n$R python x", "4 workers"),
 ]
 UNKNOWN = {
     "it is set on a condition": "[ $A ] && N=4",

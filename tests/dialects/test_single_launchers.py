@@ -143,6 +143,25 @@ def test_accelerate_starts_mpirun(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "nowhere: there is no such file" in refused(line.replace("hosts", "nowhere").format(4))
 
 
+def test_accelerate_starts_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its hosts were passed over, so that no other back end could start the tasks."""
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text("a slots=8\nb slots=8\n", encoding="utf-8")
+    text = ACCELERATE.replace("MULTI_GPU", "DEEPSPEED") + "deepspeed_config:\n  deepspeed_hostfile: {0}\n  zero_stage: 3\n"
+    for launcher in ("", "  deepspeed_multinode_launcher: openmpi\n"):
+        tasks = tfdist.read(text.format("hosts") + launcher).tasks
+        assert [(task.host, task.gpus) for task in tasks] == [("a", 1)] * 4 + [("b", 1)] * 4
+    for other in (text.format("hosts") + "  deepspeed_multinode_launcher: standard\n", text.format("nowhere")):
+        assert isinstance(description(other), RankInfo)  # Started by hand on each machine.
+    line = "accelerate launch --use_deepspeed --num_machines 2 --num_processes {} --deepspeed_hostfile hosts {} a.py"
+    assert [task.host for task in tfdist.read(line.format(2, "")).tasks] == ["a", "b"]
+    given = "--deepspeed_inclusion_filter a@b:0,1"
+    assert len(tfdist.read(line.format(10, given)).tasks) == 10
+    assert "--num_processes: it is 8, and DeepSpeed starts 10 on the hosts of 'hosts'; let them agree" in refused(
+        line.format(8, given)
+    )
+
+
 def test_bad_descriptions_of_accelerate() -> None:
     assert "--num_processes: the number of processes is that of a configuration" in refused("accelerate launch a.py")
     assert "starts no training; expected accelerate launch" in refused("accelerate config --x")

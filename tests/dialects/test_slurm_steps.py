@@ -102,6 +102,10 @@ JOB = "-N 2 --ntasks-per-node=4"
         ("mpirun -n 8 python prepare.py\nmpirun python train.py", 8),
         ("mpirun -N 1 bash -c 'echo $(hostname)'\nmpirun -n 16 -N 8 ./train", 16),
         ("mpirun -N 1 bash -c 'echo $(hostname)'\nsrun ./train", 8),
+        ("mpirun.openmpi -np 4 python train.py", 4),
+        ("mpiexec.mpich -ppn 2 python train.py", 4),
+        ("mpirun -np 4 -hostfile $PWD/hosts.$SLURM_JOB_ID python train.py", 4),
+        ("horovodrun -np 4 -H $HOSTS python train.py", 4),
     ],
 )
 def test_mpirun_asks_slurm_for_the_nodes(run: str, count: int) -> None:
@@ -120,6 +124,26 @@ def test_processes_of_each_node_without_nodes() -> None:
     with pytest.raises(ClusterError, match="-N: 2 processes start on each node, and no nodes are named; write -np 8 too"):
         tfdist.read("mpirun -npernode 2 python train.py")
     assert len(tfdist.read("mpirun -npernode 2 -H a,b python train.py").tasks) == 4
+    with pytest.raises(ClusterError, match="-N: 2 processes start on each node, and no nodes are named"):
+        script("-n 8", "mpirun -npernode 2 python train.py")  # It was read as 8 workers.
+
+
+def test_processes_of_each_socket() -> None:
+    """They were passed over, and the ranks filled the first host."""
+    with pytest.raises(ClusterError, match="--map-by: 'ppr:1:socket' is a placement of ranks that tfdist does not support"):
+        tfdist.read("mpirun -np 4 -npersocket 1 -H a:8,b:8 python train.py")
+    with pytest.raises(ClusterError, match="'ppr:1:socket' is a placement of ranks"):
+        script(JOB, "mpirun -npersocket 1 python train.py")  # As many as the nodes have sockets.
+
+
+@pytest.mark.parametrize("option", ["-H $HOSTS", "-hostfile $FILE"])
+def test_hosts_that_the_script_finds_when_it_runs(option: str) -> None:
+    assert all(task.host is None for task in script(JOB, f"mpirun -np 4 {option} python train.py").tasks)
+    for line in (f"mpirun -np 4 {option} python train.py", f"mpirun {option} python train.py"):
+        with pytest.raises(ClusterError, match="has a shell variable"):
+            tfdist.read(line)
+    with pytest.raises(ClusterError, match="has a shell variable"):
+        script(JOB, f"mpirun {option} python train.py")
 
 
 CONFIG = '{{"cluster": {{"worker": ["n0:2222", "n1:2222"]}}, "task": {{"type": "worker", "index": {}}}}}'

@@ -285,7 +285,15 @@ use_cpu: false
 
 TENSORFLOW_1 = '{"ps_hosts": "a:2222", "worker_hosts": ["b:2222", "c:2222"], "job_name": "worker", "task_index": 1}'
 
-TEXTS |= {"accelerate": (ACCELERATE, '{"distributed_type": "NO", "num_processes": 1}'), "tf1": (TENSORFLOW_1,)}
+TEXTS |= {
+    "accelerate": (ACCELERATE, '{"distributed_type": "NO", "num_processes": 1}'),
+    "tf1": (TENSORFLOW_1,),
+    "batch": (
+        "#!/bin/bash\n#PBS -N x\n#PBS -l select=2:ncpus=8:mpiprocs=4+1:mpiprocs=2,walltime=1:0:0\nmpirun python train.py\n",
+        "#!/bin/bash\n#BSUB -n 8\nmpirun -machinefile $LSB_DJOB_HOSTFILE python train.py\n",
+        "#!/bin/bash\n#$ -cwd\n#$ -pe mpi 8\nmpirun -bind-to none python train.py\n",
+    ),
+}
 
 COMMANDS |= {
     "slurm": ("srun -N 2 --ntasks-per-node=4 --gpus-per-task a100:1 python train.py",),

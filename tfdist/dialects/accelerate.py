@@ -3,13 +3,15 @@
 Sources of the rules: huggingface/accelerate 1.x `src/accelerate/commands/launch.py` and `commands/config/config_args.py`.
 
 `num_processes` counts the processes of all machines. All of them step together: process r is `worker:r`. On several machines
-they meet at `main_process_ip`; with a host file for `mpirun`, Accelerate starts all of them on its hosts.
+they meet at `main_process_ip`; with a host file for `mpirun` or DeepSpeed, Accelerate starts all of them on its hosts.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from tfdist.cluster import Cluster, Task
+from tfdist.dialects import deepspeed
 from tfdist.dialects.dialect import CommandReader, Dialect, TextReader
 from tfdist.dialects.horovod.hosts import merged, parse_hostfile
 from tfdist.dialects.parsing.command_line import check_count, check_places, names, options
@@ -24,7 +26,8 @@ NAME = "accelerate"
 
 _READ = names(
     "compute_environment distributed_type num_processes num_machines machine_rank main_process_ip main_process_port "
-    "use_cpu rdzv_backend mpirun_hostfile"
+    "use_cpu rdzv_backend mpirun_hostfile deepspeed_hostfile deepspeed_multinode_launcher deepspeed_inclusion_filter "
+    "deepspeed_exclusion_filter"
 )
 WORDS = _READ | names(
     "mixed_precision main_training_function downcast_bf16 same_network gpu_ids debug fsdp_config deepspeed_config"
@@ -87,8 +90,9 @@ def parse_command(words: list[str], source: Source) -> Cluster | RankInfo:
     if given.flag("tpu"):
         texts["distributed_type"] = "TPU"
     if "distributed_type" not in texts:
-        is_gpu = any(map(given.flag, ("multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm")))
-        texts["distributed_type"] = "MULTI_GPU" if is_gpu else "MULTI_CPU"  # Which devices there are, only the machine knows.
+        is_gpu = any(map(given.flag, ("multi_gpu", "use_fsdp", "use_megatron_lm")))
+        kind = "DEEPSPEED" if given.flag("use_deepspeed") else "MULTI_GPU" if is_gpu else "MULTI_CPU"
+        texts["distributed_type"] = kind  # Which devices there are, only the machine knows.
     if "num_processes" not in texts and not given.texts.get("config_file"):
         raise source.error(
             "the number of processes is that of a configuration on the machine; give it, or the file with --config_file",
@@ -104,8 +108,9 @@ def _plain(word: str) -> str:
 def _texts(document: Document, source: Source) -> dict[str, str]:
     """Returns the fields of a configuration file that concern the cluster."""
     fields: dict[tuple[str, ...], Any] = {(key,): value for key, value in document.mapping.items()}
-    if isinstance(mpirun := document.mapping.get("mpirun_config"), Mapping):
-        fields |= {("mpirun_config", key): value for key, value in mpirun.items()}
+    for name in ("mpirun_config", "deepspeed_config"):
+        if isinstance(block := document.mapping.get(name), Mapping):
+            fields |= {(name, key): value for key, value in block.items()}
     items = [(path, value) for path, value in fields.items() if path[-1] in _READ and value is not None]
     return {path[-1]: scalar_text(value, source, ".".join(path), document.lines.get(path)) for path, value in items}
 
@@ -124,6 +129,11 @@ def _read(values: Values) -> Cluster | RankInfo:
         return Cluster(tuple(Task("worker", rank, gpus=gpus) for rank in range(size)), source=values.source)
     if values.text("mpirun_hostfile") and not gpus:  # Accelerate uses it for processors only.
         return _under_mpirun(values, size, machines)
+    is_started = kind == "DEEPSPEED" and gpus
+    if is_started and values.text("deepspeed_multinode_launcher", "pdsh") not in ("standard", "nossh"):
+        file = values.texts.get("deepspeed_hostfile", "")
+        if os.path.exists(file):
+            return _under_deepspeed(values, file, size, machines)
     if not values.texts.get("main_process_ip"):
         raise values.error("main_process_ip", f"{machines} machines need a place to meet; give the address of the first")
     per_machine = size // machines
@@ -184,6 +194,20 @@ def _under_mpirun(values: Values, size: int, machines: int) -> Cluster:
         raise values.error("num_machines", f"{machines} machines are asked for, and {shown(name)} names {len(hosts)}")
     per_machine = size // machines
     return Cluster(tuple(Task("worker", rank, hosts[rank // per_machine]) for rank in range(size)), source=values.source)
+
+
+def _under_deepspeed(values: Values, file: str, size: int, machines: int) -> Cluster:
+    """Returns the ranks that Accelerate starts with DeepSpeed's launcher, which gets these options."""
+    words = ["deepspeed", f"--hostfile={file}"]
+    filters = {"exclude": values.text("deepspeed_exclusion_filter"), "include": values.text("deepspeed_inclusion_filter")}
+    chosen = next(((name, text) for name, text in filters.items() if text), ("num_gpus", str(size // machines)))
+    cluster = deepspeed.parse_command([*words, f"--{chosen[0]}={chosen[1]}"], values.source, {})
+    if len(cluster.tasks) != size:
+        raise values.error(
+            "num_processes",
+            f"it is {size}, and DeepSpeed starts {len(cluster.tasks)} on the hosts of {shown(file)}; let them agree",
+        )
+    return cluster
 
 
 DIALECT = Dialect(

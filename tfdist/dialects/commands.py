@@ -44,6 +44,9 @@ _SHEBANG = re.compile(r"#!.*\b(?:ba|z|da|k)?sh\b")
 _YAML_KEY = re.compile(r"^[ \t]*(?:-[ \t]+)?[\"']?[A-Za-z_][\w./-]*[\"']?[ \t]*:(?:[ \t]|$)", re.MULTILINE | re.ASCII)
 _QUOTED = re.compile(r"(?<![^\s=])[A-Za-z_]\w*=(?:'[^']*'|\"(?:[^\"\\]|\\.)*\")", re.ASCII | re.DOTALL)
 """An assignment, whose value may have lines such as `"cluster": {`."""
+_HEREDOC = re.compile(r"<<-?[ \t]*([\"']?)(\w+)\1[ \t]*\n.*?^[ \t]*\2[ \t]*$", re.MULTILINE | re.ASCII | re.DOTALL)
+_MAX_HEREDOCS = 20
+"""Beginnings of here-documents whose ends are looked for: a hostile text has thousands without one."""
 
 _VARIABLES = re.compile(r"\b[A-Z][A-Z_]+=")
 _NAMED = re.compile(r"\$\{?(\w+)", re.ASCII)
@@ -78,7 +81,10 @@ def may_launch(text: str) -> bool:
 
 def is_script(text: str) -> bool:
     """Returns whether a text can be a shell script or a command line: it is neither JSON nor YAML."""
-    return names_shell(text) or not (is_json(text) or _YAML_KEY.search(_QUOTED.sub("", text)))
+    if names_shell(text):
+        return True
+    rest = _HEREDOC.sub("", text) if 0 < text.count("<<") <= _MAX_HEREDOCS else text
+    return not (is_json(text) or _YAML_KEY.search(_QUOTED.sub("", rest)))
 
 
 def names_shell(text: str) -> bool:

@@ -248,10 +248,12 @@ def _listed(text: str, name: str) -> Detected | None:
 def _from_mapping(document: Document, source: Source) -> Detected:
     readers = {name: reader for name, reader in text_readers().items() if reader.is_mapping}
     dialect = _claiming(document.mapping, readers)
-    if dialect is None and reason_against(key for key in document.mapping if isinstance(key, str)) is None:
-        dialect = _best(_words_of_mapping(document.mapping), readers)
+    words = _words_of_mapping(document.mapping)
+    given = words if len(document.mapping) == 1 else {key for key in document.mapping if isinstance(key, str)}
+    if dialect is None and reason_against(given) is None:
+        dialect = _best(words, readers)
     if dialect is None:
-        raise _unknown(source, [key for key in document.mapping if isinstance(key, str)])
+        raise _unknown(source, given)
     return Detected(dialect, readers[dialect], document)
 
 

@@ -8,6 +8,7 @@ from tfdist.cluster import Cluster, Task
 from tfdist.dialects.commands import Launch
 from tfdist.dialects.detection import Launched
 from tfdist.dialects.dialect import Described
+from tfdist.dialects.parsing.command_line import MPI_PROGRAMS
 from tfdist.dialects.parsing.machine_gpus import NODES, ON_NODE
 from tfdist.dialects.parsing.values import Values
 from tfdist.dialects.registry import command_readers, environment_readers
@@ -15,7 +16,7 @@ from tfdist.errors import ClusterError, Source, UnstatedError
 from tfdist.rank_info import RankInfo, UnplacedError
 
 _PYTHON = re.compile(r"python[0-9.]*", re.ASCII)
-ASK_SCHEDULERS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun"})
+ASK_SCHEDULERS = frozenset(MPI_PROGRAMS)
 """Launchers that ask the scheduler in whose job they run for its nodes."""
 
 
@@ -41,6 +42,8 @@ def read_launches(launched: Launched, tasks: int | None = None, has_steps: bool 
             unstated.append(error)  # It counts only if nothing else describes a cluster: `srun hostname`.
             may_train = len(launched.launches) == 1 or _starts_python(launch)
             if tasks is not None and not has_steps and may_train and launch.words[0] in ASK_SCHEDULERS:
+                if error.per_node and NODES not in launch.variables:
+                    faults.append(ClusterError(*error.args))
                 asked.add(error.per_node * int(launch.variables.get(NODES, "0")) or tasks)
         except UnplacedError as error:
             if launched.has_lines and all(task.port for task in error.outline.tasks):

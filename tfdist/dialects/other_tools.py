@@ -12,8 +12,25 @@ _TOOLS: tuple[tuple[frozenset[str], str], ...] = (
         "a Ray cluster file describes machines, and Ray decides where tasks run; start the program with Ray Train",
     ),
     (
-        frozenset({"entrypoint", "source_dir", "instance_count"}),
+        frozenset({"entrypoint", "entry_point", "source_dir", "instance_count", "instance_type", "framework_version"}),
         "an estimator's arguments are read by SageMaker; give resourceconfig.json of the job",
+    ),
+    (
+        frozenset({"enabled", "mpi", "parameter_server", "torch_distributed", "multi_worker_mirrored_strategy"})
+        | {"smdistributed", "dataparallel", "modelparallel"},
+        "an estimator's distribution is read by SageMaker and names no hosts; give resourceconfig.json of the job",
+    ),
+    (
+        frozenset({"TrainingJobName", "ResourceConfig", "AlgorithmSpecification", "InstanceCount", "InstanceType"}),
+        "a request to SageMaker names no hosts; give resourceconfig.json of the job",
+    ),
+    (
+        frozenset({"sagemaker_program", "sagemaker_submit_directory", "sagemaker_mpi_enabled"}),
+        "hyperparameters of SageMaker name no hosts; give resourceconfig.json of the job",
+    ),
+    (
+        frozenset({"num_workers", "use_gpu", "resources_per_worker"}),
+        "Ray decides where the workers of a ScalingConfig run; start the program with Ray Train",
     ),
     (frozenset({"services"}), "a Compose file describes containers; give the TF_CONFIG of one of them"),
     (

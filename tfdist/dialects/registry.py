@@ -5,6 +5,7 @@ import functools
 from tfdist.cluster import Cluster
 from tfdist.dialects import (
     accelerate,
+    batch,
     caffe2,
     cloudml,
     deepspeed,
@@ -24,12 +25,13 @@ from tfdist.dialects.dialect import CommandReader, Dialect, EnvironmentReader, T
 from tfdist.dialects.entry_points import load
 
 # The order matters if two dialects fit equally well; the earlier one wins. TF_CONFIG is first: `cluster` alone in YAML or JSON
-# is TF_CONFIG, and of two launchers' environments that agree TF_CONFIG counts. Slurm is before Horovod because a batch script
-# and a host file both begin with comments. Vertex AI and SageMaker are before Kubernetes, whose form is the more general. SINGA
-# is last: fields such as `name` are words of many languages.
+# is TF_CONFIG, and of two launchers' environments that agree TF_CONFIG counts. Slurm and the other batch scripts are before
+# Horovod because a host file begins with comments, too. Vertex AI and SageMaker are before Kubernetes, whose form is the more
+# general. SINGA is last: fields such as `name` are words of many languages.
 BUILT_IN: tuple[Dialect, ...] = (
     tf_config.DIALECT,
     slurm.DIALECT,
+    batch.DIALECT,
     horovod.DIALECT,
     cloudml.DIALECT,
     vertex.DIALECT,

@@ -8,15 +8,23 @@ launcher starts all slots for an `-np` below their number; here `-np` counts, as
 import re
 from collections import Counter
 
-from tfdist.cluster import Cluster
+from tfdist.cluster import Cluster, Task
+from tfdist.dialects.horovod import site_launchers
 from tfdist.dialects.horovod.hosts import Hosts, cluster_of, merged, one_by_one, parse_hostfile, parse_hosts
-from tfdist.dialects.parsing.command_line import check_single, check_variable, full_name, names
+from tfdist.dialects.parsing.command_line import (
+    HYDRAS,
+    MPI_PROGRAMS,
+    check_places,
+    check_single,
+    check_variable,
+    full_name,
+    names,
+)
 from tfdist.dialects.parsing.document import MAX_TASKS, read_text, shown
-from tfdist.dialects.parsing.shell import has_variable
 from tfdist.dialects.parsing.values import Values
 from tfdist.errors import ClusterError, Source, UnstatedError, nearest
 
-PROGRAMS = ("horovodrun", "horovod.runner.launch", "mpirun", "mpiexec", "mpiexec.hydra", "orterun")
+PROGRAMS = ("horovodrun", "horovod.runner.launch", *MPI_PROGRAMS, *site_launchers.PROGRAMS)
 
 _NAMES = {
     "np": "np n c num-proc",
@@ -52,7 +60,7 @@ _MPI_ALONE = names(
     "allow-run-as-root oversubscribe nooversubscribe tag-output timestamp-output display-map display-allocation "
     "display-topo report-bindings q quiet v verbose bind-to-core bind-to-none bind-to-socket use-hwthread-cpus "
     "genvall envall genvnone envnone l prepend-rank enable-recovery disable-recovery do-not-launch xml novm tune-off "
-    "byslot bynode pernode leave-session-attached print-rank-map"
+    "byslot bynode pernode leave-session-attached print-rank-map no-vni rsh ssh export export-all"
 )
 _MPI_WITH_VALUE = names(
     "np n c H host hosts hostfile machinefile f default-hostfile N npernode ppn perhost map-by bind-to rank-by x wdir wd path "
@@ -64,6 +72,9 @@ _MPI_SHORT = {"pernode": {"per_host": "1"}, "bynode": {"map": "node"}}
 """Switches of Open MPI that stand for options with a value, by meaning."""
 
 _MPI_VALUES = dict.fromkeys(_MPI_WITH_VALUE, 1) | dict.fromkeys(("mca", "gmca", "omca", "pmixmca", "prtemca", "genv", "env"), 2)
+_NODE_FILE = re.compile(r"\$\{?(?:PBS_NODEFILE|LSB_DJOB_HOSTFILE|PE_HOSTFILE)\}?|\$\{?TMPDIR\}?/machines", re.ASCII)
+"""The file in which a scheduler has the nodes of a job."""
+_PLACES = {"hosts": "-H", "hostfile": "--hostfile"}
 _NUMBERS = {"np": "-np", "min": "--min-np", "max": "--max-np", "per_host": "-N"}
 _BY_HOST = ("slot", "core", "socket", "hwthread", "numa", "l1cache", "l2cache", "l3cache", "board", "package")
 _RANK_ORDERS = (*_BY_HOST, "fill", "node")
@@ -74,17 +85,36 @@ _MPI_REFUSED = ("app", "configfile", "rankfile", "rf")
 
 def parse_command(words: list[str], source: Source) -> Cluster:
     """Returns the cluster of a command line. Raises ClusterError if it does not give the number of ranks and their hosts."""
+    if words[0] in site_launchers.PROGRAMS:
+        return site_launchers.parse_command(words, source)
     return cluster_of(_ranks(words, source), source)
+
+
+def stated_processes(words: list[str], source: Source) -> int | None:
+    """Returns the number of processes of a command line of mpirun or horovodrun; None if that cannot be read, or has none."""
+    try:
+        options = _options(words, source)
+        return _number(options, "np", source) if "np" in options else None
+    except ClusterError:
+        return None
 
 
 def _ranks(words: list[str], source: Source) -> list[str]:
     """Returns the host of each rank."""
     is_horovod = words[0].startswith("horovod")
-    options = _options(words, source, *((_HOROVOD_ALONE, _HOROVOD_VALUES) if is_horovod else (_MPI_ALONE, _MPI_VALUES)))
+    options = _options(words, source)
     if is_horovod:
         _check_elastic(options, source)
-    hosts = _hosts(options, source)
+    if words[0] == "mpirun_rsh" and "hostfile" not in options:
+        raise source.error("mpirun_rsh takes the hosts before its program; name them in a file", field="-hostfile")
     limit = _number(options, "np", source) if "np" in options else None
+    if limit is not None:
+        places = {written: options.get(name, "") for name, written in _PLACES.items()}
+        workers = tuple(Task("worker", rank) for rank in range(limit))
+        check_places(Values(source, places, ""), places, Cluster(workers, source=source))
+    elif _NODE_FILE.fullmatch(options.get("hostfile", "")):
+        del options["hostfile"]  # The job says how many processes start.
+    hosts = _hosts(options, source)
     if limit is None and is_horovod:
         raise source.error("the number of processes is missing; horovodrun needs it, -np 4", field="-np")
     if hosts is None:
@@ -99,10 +129,11 @@ def _ranks(words: list[str], source: Source) -> list[str]:
     return _placed(hosts, limit, options, source)
 
 
-def _options(words: list[str], source: Source, alone: frozenset[str], values: dict[str, int]) -> dict[str, str]:
+def _options(words: list[str], source: Source) -> dict[str, str]:
     """Returns the launcher's own options by meaning, up to the user's program."""
-    options: dict[str, str] = {"hydra": ""} if words[0] == "mpiexec.hydra" else {}
+    options: dict[str, str] = {"hydra": ""} if words[0] in HYDRAS else {}
     is_horovod = words[0].startswith("horovod")
+    alone, values = (_HOROVOD_ALONE, _HOROVOD_VALUES) if is_horovod else (_MPI_ALONE, _MPI_VALUES)
     position = 1
     while position < len(words):
         check_variable(words[position], source)
@@ -148,11 +179,8 @@ def _add(options: dict[str, str], name: str, value: str, written: str, source: S
         raise source.error(f"this is given twice, as {shown(options[meaning])} and {shown(value)}", field=written)
     if name in ("hosts", "ppn", "f") and not is_horovod:
         options["hydra"] = ""  # MPICH's spelling.
-    if meaning in _NAMES and has_variable(value):
-        raise source.error(
-            f"{shown(value)} has a shell variable, and only literals that are set once are expanded; write its value",
-            field=written,
-        )
+    if meaning in _NAMES and meaning not in _PLACES:
+        Values(source, {written: value}, "").check_expanded(written, value)
     options[meaning] = value
 
 
@@ -182,6 +210,8 @@ def _check_elastic(options: dict[str, str], source: Source) -> None:
 def _hosts(options: dict[str, str], source: Source) -> Hosts | None:
     if "hosts" in options and "hostfile" in options:
         raise source.error("hosts are given by -H and by a host file; keep one of them", field="-H")
+    for name in options.keys() & _PLACES:
+        Values(source, options, "").check_expanded(_PLACES[name], options[name])
     if "hosts" in options:
         return parse_hosts(options["hosts"], source, "-H")
     if "hostfile" in options:
@@ -223,7 +253,8 @@ def _mapping(options: dict[str, str], source: Source) -> tuple[str, str | None, 
 
     Open MPI takes modifiers alone, `:OVERSUBSCRIBE`, and separates them by colons or, before 5.0, by commas.
     """
-    mapping, per_host = options.get("map", "slot").lower(), options.get("per_host")
+    by_socket = f"ppr:{options['npersocket']}:socket" if "npersocket" in options else "slot"
+    mapping, per_host = options.get("map", by_socket).lower(), options.get("per_host")
     head, *modifiers = re.split("[:,]", mapping)
     if head == "ppr" and modifiers[1:2] == ["node"]:
         per_host, modifiers = modifiers[0], modifiers[2:]

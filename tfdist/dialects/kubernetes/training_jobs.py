@@ -17,6 +17,7 @@ from tfdist.dialects.kubernetes.fields import (
     replica_specs,
     slots_of_node,
 )
+from tfdist.dialects.kubernetes.launcher import check_processes
 from tfdist.dialects.kubernetes.pods import container, gpus, namespace, object_name, port
 from tfdist.dialects.parsing.document import shown
 from tfdist.dialects.parsing.node import Node
@@ -129,6 +130,8 @@ def _mpijob(job: Node) -> Cluster:
             tasks.append(Task("worker", len(tasks), f"{pod}.{name}.{space}.svc" if name else None, None, slots, devices))
     if not tasks:
         raise spec.error("the MPIJob has no Worker replicas, and its launcher runs no rank")
+    if launcher := kinds.get("Launcher"):
+        check_processes(launcher, sum(task.slots for task in tasks))
     return Cluster(tuple(tasks), source=job.source)
 
 

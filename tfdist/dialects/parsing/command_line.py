@@ -23,6 +23,11 @@ _STARTERS = frozenset(
 )
 """Launchers that start processes on each task of another one."""
 
+HYDRAS = ("mpiexec.hydra", "mpirun.mpich", "mpiexec.mpich", "mpirun_rsh")
+"""Names of MPICH's launcher, and MVAPICH's, which goes round the hosts, too."""
+MPI_PROGRAMS = ("mpirun", "mpiexec", "orterun", "prterun", "mpirun.openmpi", "mpiexec.openmpi", *HYDRAS)
+"""Names of the launchers of MPI; those with a dot are of distributions that have several."""
+
 
 def names(text: str) -> frozenset[str]:
     """Returns the words of a text as a set of names."""

@@ -230,7 +230,8 @@ class _Splitter:
         if pieces is None and kind in ("variable", "brace") and (value := self._literals.expand(token)) != token:
             pieces = _BLANKS.split(value)  # As a shell does without quotes.
         if pieces is None:
-            self._word.append(_unquoted(kind, self._literals.expand(token) if kind in ("double", "open") else token))
+            is_expanded = kind in ("double", "open", "backtick")
+            self._word.append(_unquoted(kind, self._literals.expand(token) if is_expanded else token))
             return
         *complete, last = pieces or [""]
         for piece in complete:

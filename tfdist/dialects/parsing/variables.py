@@ -45,6 +45,18 @@ _COUNTED = re.compile(
     re.ASCII,
 )
 """Counts the nodes of a job of Slurm, as SLURM_NNODES does."""
+_LINES = re.compile(
+    r"""\$\([ \t]*(?:wc[ \t]+-l[ \t]*<[ \t]*{0}|cat[ \t]+{0}[ \t]*\|[ \t]*wc[ \t]+-l"""
+    r"""|wc[ \t]+-l[ \t]+{0}[ \t]*\|[ \t]*(?:awk[ \t]+'\{{print[ \t]+\$1\}}'|cut[ \t]+-d[ \t]?["']\ ["'][ \t]+-f[ \t]?1))"""
+    r"""[ \t]*\)""".format(r"""["']?\$\{?PBS_NODEFILE\}?["']?"""),
+    re.ASCII,
+)
+"""Counts the lines of PBS' file of nodes, as Torque's PBS_NP does: one for each process."""
+_CAT = re.compile(
+    r"""("?)\$\([ \t]*cat[ \t]*<<-?[ \t]*(["']?)(\w+)\2[ \t]*\n(.*\n)[ \t]*\3[ \t]*\n?[ \t]*\)\1""", re.ASCII | re.DOTALL
+)
+"""The text of a here-document, `$(cat <<EOF`."""
+_QUOTED = re.compile(r'["\\]')
 _OPENS = frozenset({"if", "for", "select", "while", "until", "case", "{", "("})
 _CLOSES = frozenset({"fi", "done", "esac", "}", ")"})
 _DEPENDS = frozenset({"&&", "||", "|", "&"})
@@ -103,9 +115,7 @@ class Literals:
         if self._open_blocks or before in _DEPENDS or behind in ("|", "&", "("):
             return  # It depends on something, or is in a process of its own, or an array.
         for name, value in assigned.items():
-            if _COUNTED.fullmatch(value):
-                value = self._get("SLURM_NNODES", value)
-            value = _BACKTICKS.sub(r"$(\1)", value)
+            value = self._counted(_BACKTICKS.sub(r"$(\1)", value))
             if name in self._once and _LITERAL.fullmatch(value):
                 self._values[name] = value
         if words[:1] == ["export"]:
@@ -140,8 +150,23 @@ class Literals:
         """Returns a text that is not in single quotes with the values of `$NAME`, `${NAME}` and products of numbers in it."""
         if "$" not in text:
             return text
+        if text[0] == "`":
+            return self._counted(_BACKTICKS.sub(r"$(\1)", text))
+        if (here := _CAT.fullmatch(text)) is not None:
+            shown = here[4].strip() if here[2] else self._substituted(here[4].strip())
+            return '"' + _QUOTED.sub(r"\\\g<0>", shown) + '"' if here[1] else shown
+        return self._substituted(self._counted(text))
+
+    def _substituted(self, text: str) -> str:
         known = _EXPR.sub(lambda match: f"$(({' * '.join(re.findall('[0-9]+', match[1]))}))", _USE.sub(self._value, text))
         return _PRODUCT.sub(self._product, known)
+
+    def _counted(self, text: str) -> str:
+        """Returns the number for which a command that counts nodes or processes stands, if it is known; else the text."""
+        for counts, variable in ((_COUNTED, "SLURM_NNODES"), (_LINES, "PBS_NP")):
+            if counts.fullmatch(text):
+                return self._get(variable, text)
+        return text
 
     def _get(self, name: str, otherwise: str) -> str:
         return self._values.get(name, self._inherited.get(name, self._programs.get(name, otherwise)))

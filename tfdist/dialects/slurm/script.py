@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects.parsing.command_line import PREFIXES, check_single, names
+from tfdist.dialects.parsing.command_line import MPI_PROGRAMS, PREFIXES, check_single, names
 from tfdist.dialects.parsing.document import Document
 from tfdist.dialects.parsing.shell import ShellCommand, commands
 from tfdist.dialects.parsing.values import Values
@@ -41,9 +41,7 @@ _TEXT_OPTIONS = names("-c -V --version")
 _PLACES = names("nodelist relative")
 """Options that start a step on some of the nodes of the job."""
 _OWN_CPUS = ("$SLURM_CPUS_PER_TASK", "${SLURM_CPUS_PER_TASK}")
-_STARTERS = frozenset(
-    {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "horovodrun", "torchrun", "accelerate", "deepspeed", "ibrun"}
-)
+_STARTERS = frozenset({"srun", "horovodrun", "torchrun", "accelerate", "deepspeed", "ibrun", *MPI_PROGRAMS})
 _PREPARES = names(
     "mkdir rm cp mv ln ls cat echo printf hostname date sleep touch chmod tar rsync sbcast nvidia-smi env printenv"
 )
