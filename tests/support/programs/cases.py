@@ -7,3 +7,11 @@ class Cases(list):
     def __call__(self, function):
         self.append(function)
         return function
+
+
+class NamedCases(dict):
+    """The same, with the functions by their names."""
+
+    def __call__(self, function):
+        self[function.__name__] = function
+        return function

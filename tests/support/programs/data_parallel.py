@@ -25,6 +25,7 @@ import sums_and_classes
 import tensorflow as tf
 import together
 import unlisted_metrics
+from cases import NamedCases
 from fit_options import IDS, N, X, Y, regression
 
 import tfdist
@@ -33,14 +34,9 @@ from tfdist.errors import Source
 from tfdist.strategies.data_parallel import buckets, multi_worker_mirrored
 from tfdist.strategies.private_api import ring_sums
 
-CASES = {}
+case = CASES = NamedCases()
 TOGETHER = {}
 optimizers = keras.optimizers
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
 
 
 def compared(function):
