@@ -298,6 +298,11 @@ def parts_of(samples: list[tuple[float, dict[str, dict[str, float]]]]) -> dict[s
     return parts
 
 
+def grew(uses: dict[str, list[float]]) -> bool:
+    """Returns whether a process used more in the late part: 1 MB of memory, or 1 of anything else."""
+    return any(late - early >= 1 for early, late in uses.values())
+
+
 def goodput(rows: list[dict[str, Any]], place: int) -> str:
     """Returns the speed of a row in per cent of that without faults, as a cell of the table."""
     begun = rows[place].get("begun", 0.0)
@@ -333,17 +338,17 @@ def write_table() -> None:
                          f"{goodput(of_kind, place) if every else '100 %'}{end} | {took} | {each['repeated']} | "
                          f"{each['steps']}{f' {more:+d}' if more else ''} | {exact} |")  # fmt: skip
             for name in SURVIVORS:
-                if values := each["usage"].get(name):
+                if grew(values := each["usage"].get(name, {})):
                     cells = [" → ".join(f"{value:g}" for value in values.get(what, []))
                              for what in ("MB", "threads", "descriptors", "ports")]  # fmt: skip
                     usages.append(f"| {kind} | {fault} | {name} | {' | '.join(cells)} |")
-            files = each["usage"].get("files", {}).get("temporary files", [])
-            if files:
-                usages.append(f"| {kind} | {fault} | temporary files: {' → '.join(f'{value:g}' for value in files)} | | | | |")
+            if grew(files := each["usage"].get("files", {})):
+                counts = " → ".join(f"{value:g}" for value in files["temporary files"])
+                usages.append(f"| {kind} | {fault} | temporary files: {counts} | | | | |")
     text = TABLE.read_text()
     begin, end = "<!-- Written by goodput.py -->", "<!-- End of the tables -->"
     head, _, rest = text.partition(begin)
-    body = "\n".join(lines) + "\n\nWhat the processes use, early → late:\n\n" + "\n".join(usages)
+    body = "\n".join(lines) + "\n\nWhat processes that grew use, early → late:\n\n" + "\n".join(usages)
     TABLE.write_text(f"{head}{begin}\n\n{body}\n\n{end}{rest.partition(end)[2]}")
 
 

@@ -231,15 +231,21 @@ def table(results: list[Result]) -> str:
         cells = [abs(each.error) for each in results if each.way.startswith(kind)]
         if cells:
             lines += ["", f"{kind}: {len(cells)} cells, mean {sum(cells) / len(cells):.1%}, worst {max(cells):.1%}."]
-    lines += ["", "| model | link | among | chosen | best that ran | the chosen one reaches |", "|---" * 6 + "|"]
+    compared, worse = 0, []
     for model, rate in dict.fromkeys((each.model, each.rate) for each in results):
         for among in ("", "ps", "hogwild"):
             cells = [each for each in results if (each.model, each.rate) == (model, rate) and each.way.startswith(among)]
             if not cells:
                 continue
             chosen, best = max(cells, key=lambda cell: cell.predicted), max(cells, key=lambda cell: cell.measured)
-            reached = f"{chosen.measured / best.measured:.0%}"
-            lines.append(f"| {model} | {rate} | {among or 'all'} | {chosen.way} | {best.way} | {reached} |")
+            compared += 1
+            if chosen.way != best.way:
+                reached = f"{chosen.measured / best.measured:.0%}"
+                worse.append(f"| {model} | {rate} | {among or 'all'} | {chosen.way} | {best.way} | {reached} |")
+    lines += ["", "For each model and link, among all ways, those with ps, and those of hogwild: the best predicted way was "]
+    lines[-1] += f"the best that ran in {compared - len(worse)} of {compared} comparisons."
+    if worse:
+        lines += ["", "| model | link | among | chosen | best that ran | the chosen one reaches |", "|---" * 6 + "|", *worse]
     return "\n".join(lines)
 
 

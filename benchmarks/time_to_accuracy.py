@@ -189,9 +189,9 @@ def table(results, nodes, units):
             cells.append(f"{reached} ({accuracy:.2f}, {digits(whole)}, {len(runs)})")
         rates = sorted({f"{each['rate']:g}" for each in same(chosen, way=way)})
         lines.append(f"| {way} | {', '.join(rates)} | " + " | ".join(cells) + " |")
-    for each in same(chosen, way="hogwild", seed=min(target)):
-        lines += [f"\n{each['link']}: `{line}`" for line in each["told"]]
-    return "\n".join(lines)
+    told = {each["link"]: each["told"] for each in same(chosen, way="hogwild", seed=min(target))}
+    said = [f"* {link}: `{'; '.join(line.removeprefix('hogwild: ') for line in told[link])}`" for link in told if told[link]]
+    return "\n".join([*lines, "", "What `hogwild` says:", "", *said] if said else lines)
 
 
 def plot(results, file):

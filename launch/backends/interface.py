@@ -29,8 +29,8 @@ class Plan:
     """What a back end is about to start. It holds everything that the start needs, except ports that are still open.
 
     Attributes:
-        job: the job. `job.cluster` has an address for each task; if the back end `holds_ports`, a port that
-            `open_ports` names may still change at the start, to one that is free.
+        job: the job. `job.cluster` has an address for each task; if the back end `holds_ports`, a port that `open_ports` names
+            may still change at the start, to one that is free.
         environment: variables that the back end sets for each task besides TF_CONFIG, by the name of the task.
         open_ports: names of the tasks whose port the description leaves open.
         notes: what else `--dry_run` shows, as pairs of a word and a line: `("machine", "2 cores, no GPU to use here")`.
@@ -115,8 +115,8 @@ class Attached:
         start: `start(plan, files)` begins to prepare (imports, connections) and returns without waiting for it. It raises
             `ClusterError` if it cannot succeed, for example because a described port is taken, and `OSError` if this machine
             has no files or processes left for it; nothing runs then.
-        can_restart: whether `TaskRunner.start` can start a task again while others run. If not, the
-            training continues without a task that would be restarted.
+        can_restart: whether `TaskRunner.start` can start a task again while others run. If not, the training continues without
+            a task that would be restarted.
         holds_ports: whether no other program can take a port between its choice and the moment when its task listens.
         keep: closes a `TaskRunner` as its `close` does, and keeps what the next `start` of the same job can use. None: nothing.
         release: ends what was kept and not used. Does nothing if nothing was.

@@ -37,7 +37,7 @@ def replace(part: str, folder: str, name: str) -> None:
     if count == before and count < _MOST:
         for number in range(count):
             partial = source / "linked"
-            _link(source / _data(name, number, count), partial)
+            link(source / _data(name, number, count), partial)
             os.replace(partial, target / _data(name, number, count + 1))
         partial.write_bytes(_with_count(content, count + 1, partial))
         with open(partial, "rb+") as file:
@@ -59,7 +59,8 @@ def _escaped(name: str) -> str:
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 
-def _link(source: Path, target: Path) -> None:
+def link(source: str | Path, target: str | Path) -> None:
+    """Makes `target` the same file as `source`, or a copy of it."""
     try:
         os.link(source, target)
     except OSError:  # A file system without hard links.

@@ -8,10 +8,11 @@ knows of: h5py and Keras read it as any other.
 import hashlib
 import logging
 import os
-import shutil
 from typing import Any
 
 import h5py
+
+from tfdist.strategies.checkpoint import checkpoint_files
 
 _MARK = b"tfdist sha256 "
 _SEAL_BYTES = len(_MARK) + 64
@@ -58,10 +59,7 @@ def keep(path: str, earlier: str) -> None:
     partial = f"{earlier}.part"
     if os.path.lexists(partial):
         os.remove(partial)
-    try:
-        os.link(path, partial)
-    except OSError:  # A file system without hard links.
-        shutil.copy(path, partial)
+    checkpoint_files.link(path, partial)
     os.replace(partial, earlier)
 
 

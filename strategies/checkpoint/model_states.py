@@ -212,8 +212,8 @@ def is_read_alone(model: Any) -> bool:
     variables = (*model.weights, *optimizers, *_seed_variables(model), *_own_variables(model))
     values = [getattr(variable, "_value", variable) for variable in variables]
     is_reduced = any(getattr(value, "synchronization", None) == tf.VariableSynchronization.ON_READ for value in values)
-    is_kerass = all(layer.save_own_variables.__module__.startswith("keras.") for layer in model._flatten_layers())
-    return is_kerass and not is_reduced  # A method of the user's own may read anything.
+    is_of_keras = all(layer.save_own_variables.__module__.startswith("keras.") for layer in model._flatten_layers())
+    return is_of_keras and not is_reduced  # A method of the user's own may read anything.
 
 
 def _own_variables(model: Any) -> list[Any]:

@@ -51,10 +51,9 @@ class MetricLogs:
         self._metric_logs = LogsFormat()
         self._means: list[tuple[int, int] | None] = []  # The places of total and count of each log; None if it is no mean.
         self._results_function: Any = None
-        # The metrics that each group has counted, float64 vectors, also before it began with zero again.
-        self._by_group: dict[tuple[int, tuple[int, int]], Any] = {}
-        # The `order` of the execution that has returned each of them.
-        self._latest: dict[tuple[int, tuple[int, int]], int] = {}
+        # The metrics that each group has counted, also before it began with zero again: the `order` of the execution that has
+        # returned them, and a float64 vector.
+        self._by_group: dict[tuple[int, tuple[int, int]], tuple[int, Any]] = {}
         self._sum: Any = np.zeros([0])
         self._carried: Any = None  # The sums of an epoch until a callback has reset the metrics in its middle.
         self._read = ReadLogs()  # What Keras has of them.
@@ -131,7 +130,6 @@ class MetricLogs:
         """Forgets what the groups have returned: metrics start from zero."""
         self._let_go(self._sum)
         self._by_group.clear()
-        self._latest.clear()
         self._sum = np.zeros([self._size])
         self._carried, self._restarts = None, False
         self._read = ReadLogs()
@@ -150,7 +148,6 @@ class MetricLogs:
             return
         counted, self._read = self._sum, self._paused.pop()
         self._by_group.clear()
-        self._latest.clear()
         self._set_read(slice(None), counted)
         self._carried, self._restarts, self._read.is_open = self._sum, True, True
         self._listen()
@@ -161,7 +158,6 @@ class MetricLogs:
         """Lets the metrics of an epoch start from zero after the steps whose logs Keras has: a callback has reset them."""
         self._let_go(self._sums_read())
         self._by_group.clear()
-        self._latest.clear()
         self._set_read(slice(self._size - size_of(self._unlisted)), 0.0)
         self._carried, self._restarts, self._read.is_open = self._sum, False, True
         self._listen()
@@ -171,7 +167,6 @@ class MetricLogs:
         self._let_go(self._sums_read())
         self._carried, self._restarts, self._read.is_open = self._sum, True, False
         self._by_group.clear()
-        self._latest.clear()
 
     def come_back(self) -> None:
         """Notes that those who have used the metrics are done: what a callback assigns to them is meant for this epoch."""
@@ -265,13 +260,13 @@ class MetricLogs:
         logs = self._own_logs.unflatten(rows[:, self._size :])
         if self._variables:
             metrics = rows[:, : self._size]
-            if execution.order < self._latest.get(group, 0):  # What is there already has its steps, too.
-                metrics = np.broadcast_to(self._by_group[group], metrics.shape)
-            self._latest[group] = max(execution.order, self._latest.get(group, 0))
+            order, counted = self._by_group.get(group, (0, 0.0))
+            if execution.order < order:  # What is there already has its steps, too.
+                metrics = np.broadcast_to(counted, metrics.shape)
             with np.errstate(invalid="ignore"):  # Callbacks get losses that are not finite.
                 sums = self._without(group) + metrics
                 results = self._metric_logs.unflatten(self._results_of(sums))
-            self._sum, self._by_group[group] = sums[-1], metrics[-1]
+            self._sum, self._by_group[group] = sums[-1], (max(execution.order, order), metrics[-1])
             logs = [self._with_results(each, result) for each, result in zip(logs, results, strict=True)]
             self._read.add(logs, sums)
         self.logs = logs[-1]
@@ -279,10 +274,10 @@ class MetricLogs:
 
     def _without(self, group: tuple[int, tuple[int, int]]) -> Any:
         """Returns the sums without what a group has counted. Of a sum that is infinite nothing can be subtracted."""
-        rest = self._sum - self._by_group.get(group, 0.0)
+        rest = self._sum - self._by_group.get(group, (0, 0.0))[1]
         if np.isfinite(rest).all():
             return rest
-        others = [counted for other, counted in self._by_group.items() if other != group]
+        others = [counted for other, (_, counted) in self._by_group.items() if other != group]
         return sum(others, np.zeros([self._size]) if self._carried is None else self._carried)
 
     def with_metrics(self, logs: Logs, metrics: dict[str, Any]) -> Logs:
@@ -299,7 +294,6 @@ class MetricLogs:
             metric_variables.assign(self._variables, total)
             self._carried = total
             self._by_group.clear()
-            self._latest.clear()
 
     def begin_at(self, number: int, value: Any) -> bool:
         """Makes a callback's value that of a metric's variable: what groups count from now on is added to it.
@@ -312,7 +306,7 @@ class MetricLogs:
         self._model.distribute_strategy.tfdist_hooks.count_steps()  # Those in flight come after it.
         sizes = [variable.shape.num_elements() for variable in self._variables]
         place = slice(sum(sizes[:number]), sum(sizes[: number + 1]))
-        self._by_group = {group: with_value(counted, place, 0.0) for group, counted in self._by_group.items()}
+        self._by_group = {group: (order, with_value(each, place, 0.0)) for group, (order, each) in self._by_group.items()}
         self._set_read(place, value)
         carried = np.zeros([self._size]) if self._carried is None else self._carried
         self._carried = with_value(carried, place, self._sum[place])

@@ -56,7 +56,7 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str]) 
     chosen = list(hosts.items())[: nodes or None]
     short = next((host for host, slots in chosen if limit > len(slots)), None)
     if short is not None:
-        raise values.error("num_gpus", f"{limit} GPUs are asked for, and {short} has {len(hosts[short])} slots")
+        raise values.error(limit_name, f"{limit} GPUs are asked for, and {short} has {len(hosts[short])} slots")
     places = [None if host == "localhost" and not file else host for host, slots in chosen for _ in slots[: limit or None]]
     check_count(values, "num_gpus", len(places))
     return Cluster(tuple(Task("worker", rank, host, gpus=1) for rank, host in enumerate(places)), source=source)

@@ -92,12 +92,12 @@ def _ask(strategy: Any, block: ParameterBlock, groups: Sequence[int]) -> dict[in
     """Returns what those of these groups know of a block that answer, by group."""
     found: dict[int, _Known] = {}
 
+    @own_executor()
     def ask(group: int) -> None:
-        with own_executor():
-            try:
-                found[group] = _Known(block, block.variables[0].place(strategy.worker_groups[group].devices[0]))
-            except tf.errors.OpError as error:  # Its worker has been restarted, too.
-                _log.debug("group %d has no parameters: %s", group, error)
+        try:
+            found[group] = _Known(block, block.variables[0].place(strategy.worker_groups[group].devices[0]))
+        except tf.errors.OpError as error:  # Its worker has been restarted, too.
+            _log.debug("group %d has no parameters: %s", group, error)
 
     seconds = ANSWER_SECONDS + block.size * block.dtype.size * len(groups) / SLOWEST_BYTES_PER_SECOND
     in_parallel(ask, groups, Deadline.after(seconds))

@@ -76,20 +76,17 @@ class SynchronizationFunctions:
 
     def _run(self, task: Task, block: ParameterBlock, server_group: int, control: Control) -> Any:
         with block.place():
-            return self._run_at(task, block, server_group, control)
-
-    def _run_at(self, task: Task, block: ParameterBlock, server_group: int, control: Control) -> Any:
-        if task is Task.PULL_ANEW:
-            pull_anew(block, server_group, control.group, len(self._strategy.worker_groups))
-        elif block.kind is not Kind.SYNCHRONIZED or (task is Task.FLUSH and block.optimizer.pushes_parameters):
-            return block.read_replica()
-        else:
-            # A flush starts the replica anew, so it would lose the rounding error of a compressor.
-            exact = PushPull(block, server_group, control, self._on_shards)
-            synchronization = exact if task is Task.FLUSH else self.push_pull(block, server_group, control)
-            synchronization.push(waits=task is not Task.FLUSH)
-            synchronization.pull()
-        return tf.constant(0)
+            if task is Task.PULL_ANEW:
+                pull_anew(block, server_group, control.group, len(self._strategy.worker_groups))
+            elif block.kind is not Kind.SYNCHRONIZED or (task is Task.FLUSH and block.optimizer.pushes_parameters):
+                return block.read_replica()
+            else:
+                # A flush starts the replica anew, so it would lose the rounding error of a compressor.
+                exact = PushPull(block, server_group, control, self._on_shards)
+                synchronization = exact if task is Task.FLUSH else self.push_pull(block, server_group, control)
+                synchronization.push(waits=task is not Task.FLUSH)
+                synchronization.pull()
+            return tf.constant(0)
 
     def prepare_rounds(self, block: ParameterBlock) -> None:
         """Traces what the chief tells the ps about rounds of a block.

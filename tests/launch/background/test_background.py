@@ -15,7 +15,7 @@ import uuid
 from types import SimpleNamespace
 
 import pytest
-from processes import MARK, processes_of
+from processes import MARK, end_processes, processes_of
 from support_paths import PROGRAMS
 from waits import wait_until
 
@@ -46,11 +46,7 @@ def variables(tmp_path):
     """The environment of the commands of a test; ends what they leave running."""
     mark = uuid.uuid4().hex
     yield os.environ | {MARK: mark, "TFDIST_STATE_DIR": str(tmp_path / "state"), "PYTHONUNBUFFERED": "1"}
-    for pid in processes_of(mark):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+    end_processes(mark)
 
 
 @pytest.fixture

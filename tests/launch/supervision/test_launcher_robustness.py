@@ -78,13 +78,16 @@ def test_a_worker_that_has_not_reached_the_chief_for_long_is_restarted_and_ends_
     assert job.left() == {}
 
 
+LEAVES_OTHERS = """
+    import subprocess, time
+    subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"], start_new_session=True)
+    print("started", flush=True)
+    time.sleep(600)
+"""
+
+
 def test_what_tasks_left_behind_ends_although_the_fork_server_is_killed(quick):
-    job = quick("""
-        import subprocess, time
-        subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"], start_new_session=True)
-        print("started", flush=True)
-        time.sleep(600)
-    """)
+    job = quick(LEAVES_OTHERS)
     job.wait_for("started")
     os.kill(parent_of(job.pid_of("chief:0")), signal.SIGKILL)
     assert job.wait() == 1
@@ -93,12 +96,7 @@ def test_what_tasks_left_behind_ends_although_the_fork_server_is_killed(quick):
 
 
 def test_what_tasks_left_behind_ends_although_launcher_and_fork_server_are_killed_at_once(quick):
-    job = quick("""
-        import subprocess, time
-        subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"], start_new_session=True)
-        print("started", flush=True)
-        time.sleep(600)
-    """)
+    job = quick(LEAVES_OTHERS)
     job.wait_for("started")
     for pid in (parent_of(job.pid_of("chief:0")), job.process.pid):
         os.kill(pid, signal.SIGKILL)

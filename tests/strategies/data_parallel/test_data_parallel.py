@@ -11,71 +11,14 @@ import subprocess
 import numpy as np
 import pytest
 import selection
+from programs import together
 from rounding import equal
 from support_paths import PROGRAMS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 PROGRAM = str(PROGRAMS / "data_parallel.py")
-LOSSES = (  # Trained in one model: tests/support/programs/losses.py, sums_and_classes.py and own_step_metrics.py
-    "losses",
-    "a_loss_function_that_returns_a_sum",
-    "a_loss_class_that_returns_neither",
-    "a_reduction_by_sum",
-    "one_number_for_a_batch_of_probabilities_of_kinds",
-    "one_number_for_a_batch_of_probabilities",
-    "one_number_that_compares_two_views",
-    "a_number_of_the_batch_beside_one_for_each_example",
-    "similarities_of_examples",
-    "one_number_of_more_rows_than_examples_in_any_order",
-    "losses_and_metrics_with_a_number_for_each_class",
-    "a_loss_for_each_example_that_keeps_a_variable",
-    "a_loss_of_one_number_that_keeps_a_variable",
-)
-OTHER_LOSSES = (
-    "other_losses",
-    "a_loss_class_with_a_sum_inside",
-    "a_mean_over_sample_weights",
-    "one_number_for_a_batch_with_a_mask",
-    "a_loss_of_keras_over_the_examples",
-    "a_loss_of_keras_over_the_examples_by_a_negative_axis",
-    "a_loss_of_keras_with_a_number_for_each_class",
-    "a_loss_that_overrides_call_and_compares_examples",
-    "a_loss_that_overrides_call_and_leaves_the_reduction_to_keras",
-)
-SMALL_BATCHES = (  # Of fewer examples than replicas.
-    "small_batches",
-    "a_loss_function_that_returns_a_mean_of_small_batches",
-    "one_number_for_a_batch_with_sample_weights_of_small_batches",
-    "a_mean_over_what_a_mask_leaves_of_small_batches",
-    "an_added_loss_that_is_a_sum_of_small_batches",
-    "normalization_of_the_whole_batch_with_a_mask_of_small_batches",
-)
-LOSSES_WITHOUT_A_REDUCTION = (
-    "losses_without_a_reduction",
-    "no_reduction",
-    "a_mean_beside_losses_without_a_reduction",
-    "one_number_for_a_batch_with_sample_weights_and_no_reduction",
-)
-LOSSES_BY_CLASS_WITHOUT_A_REDUCTION = (
-    "losses_by_class_without_a_reduction",
-    "a_number_for_each_class_and_no_reduction",
-    "a_mean_beside_a_number_for_each_class",
-)
-LAYERS = (
-    "layers",
-    "added_losses_for_each_example",
-    "an_added_loss_that_is_a_sum",
-    "an_added_loss_that_is_a_sum_divided_by_a_constant",
-    "an_added_loss_that_is_a_mean",
-    "an_added_loss_beside_one_number_for_a_batch",
-    "a_keras_loss_in_add_loss",
-    "variables_that_gradients_overwrite",
-    "normalization_of_the_whole_batch",
-    "normalization_of_the_whole_batch_with_a_mask",
-)
-WITHOUT_A_REDUCTION = (LOSSES_WITHOUT_A_REDUCTION, LOSSES_BY_CLASS_WITHOUT_A_REDUCTION)
-TOGETHER = {cases[0]: cases for cases in (LOSSES, OTHER_LOSSES, SMALL_BATCHES, *WITHOUT_A_REDUCTION, LAYERS)}
+TOGETHER = {name: (name, *parts) for name, parts in together.TOGETHER.items()}
 """Case of the program -> the cases that it trains in one model, and what it gives as a whole."""
 IN_ONE_TASK = (  # Two replicas. What they compute of several replicas, other cases compute of several tasks, by the same code.
     "all_of_these",

@@ -62,13 +62,19 @@ def assign(chief, variable, value):
         variable.value = np.float32(value)
 
 
-def test_a_collection_before_the_next_step_does_not_take_back_what_was_assigned_within_an_epoch():
-    """As that before `train_on_batch` in a callback, which lets one group train alone."""
+def chief_that_has_assigned():
+    """Returns a chief that has assigned 7 to the first of two variables, of which groups have other values, and both."""
     weight, other = Variable(1.0), Variable(2.0)
     block = block_of(weight, other)
     chief = chief_of(block, [1.5, 2.5])
     assign(chief, weight, 7.0)
     block.dirty = {0, 1}
+    return chief, block, weight, other
+
+
+def test_a_collection_before_the_next_step_does_not_take_back_what_was_assigned_within_an_epoch():
+    """As that before `train_on_batch` in a callback, which lets one group train alone."""
+    chief, block, weight, other = chief_that_has_assigned()
     chief.synchronize_groups()
     chief.refresh(weight)
     assert (weight.value, chief.newer(weight)) == (7.0, None) and chief.newer(other) == 2.5
@@ -80,11 +86,7 @@ def test_a_collection_before_the_next_step_does_not_take_back_what_was_assigned_
 
 
 def test_progress_since_an_assignment_is_collected_and_the_assigned_value_stays():
-    weight, other = Variable(1.0), Variable(2.0)
-    block = block_of(weight, other)
-    chief = chief_of(block, [1.5, 2.5])
-    assign(chief, weight, 7.0)
-    block.dirty = {0, 1}
+    chief, block, _, _ = chief_that_has_assigned()
     chief.publish()
     assert block.values.tolist() == [7.0, 2.5]
 
@@ -102,11 +104,7 @@ def test_groups_get_the_chiefs_counts_of_optimizers_whose_counter_was_not_assign
 
 
 def test_a_variable_that_leaves_its_block_keeps_what_was_assigned():
-    weight, other = Variable(1.0), Variable(2.0)
-    block = block_of(weight, other)
-    chief = chief_of(block, [1.5, 2.5])
-    assign(chief, weight, 7.0)
-    block.dirty = {0, 1}
+    chief, block, weight, other = chief_that_has_assigned()
     chief.release(block)
     assert (weight.value, other.value) == (7.0, 2.5) and weight.block is None
 

@@ -1,31 +1,15 @@
 """A synchronization as TensorFlow gets it: what waits for what."""
 
-from types import SimpleNamespace
-
 import pytest
 import tensorflow as tf
+from sharded_block import GROUPS, WORKER, block_on
 
 from tfdist.strategies.hogwild.synchronization.compression import COMPRESSORS
 from tfdist.strategies.hogwild.synchronization.control import Control
-from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
-from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 from tfdist.strategies.hogwild.synchronization.outer_optimizers import OUTER_OPTIMIZERS
 from tfdist.strategies.hogwild.synchronization.push_pull import PushPull
 from tfdist.strategies.hogwild.synchronization.shard_functions import ShardFunctions
-from tfdist.strategies.named_variable import NamedVariable
 from tfdist.synchronization import Synchronization
-
-GROUPS, WORKER = 3, "/job:worker/task:0/device:CPU:0"
-
-
-def block_on(servers, optimizer, compressed):
-    """A block of a variable of 1,000 values, on this many ps."""
-    devices = [f"/job:ps/task:{number}/device:CPU:0" for number in range(servers)]
-    shape = tf.TensorShape([1000])
-    variable = SimpleNamespace(kind=Kind.SYNCHRONIZED, dtype=tf.float32, shape=shape, block=None)
-    variable.replica = NamedVariable("v", tf.float32, shape, "")
-    variable.place, variable.column = lambda leader=None: leader or WORKER, None
-    return ParameterBlock([variable], [devices], optimizer, GROUPS, compressed)
 
 
 def before(operation):

@@ -1,38 +1,24 @@
 """The functions that ps run: the same for all shards, so that a shard adds little to what is traced."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import tensorflow as tf
+from sharded_block import GROUPS, block_on
 
 from tfdist.strategies.hogwild.synchronization.compression import COMPRESSORS
 from tfdist.strategies.hogwild.synchronization.control import Control
-from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
-from tfdist.strategies.hogwild.synchronization.local_variable import Kind
 from tfdist.strategies.hogwild.synchronization.outer_optimizers import OUTER_OPTIMIZERS
 from tfdist.strategies.hogwild.synchronization.push_pull import PushPull
 from tfdist.strategies.hogwild.synchronization.shard import Shard
 from tfdist.strategies.hogwild.synchronization.shard_functions import ShardFunctions
-from tfdist.strategies.named_variable import NamedVariable
 from tfdist.synchronization import Synchronization
 
-GROUPS, HERE = 3, "/job:localhost/replica:0/task:0/device:CPU:0"
+HERE = "/job:localhost/replica:0/task:0/device:CPU:0"
 NUMBERS = [0, 1 / GROUPS, GROUPS, 0, 0.7, 0.5, 9.0, 1, 0]
 
 
 def optimizer_of(outer):
     return OUTER_OPTIMIZERS[outer](Synchronization(outer=outer), GROUPS)
-
-
-def block_on(servers, optimizer):
-    """A block of a variable of 1,000 values, on this many ps."""
-    devices = [f"/job:ps/task:{number}/device:CPU:0" for number in range(servers)]
-    shape = tf.TensorShape([1000])
-    variable = SimpleNamespace(kind=Kind.SYNCHRONIZED, dtype=tf.float32, shape=shape, block=None)
-    variable.replica = NamedVariable("v", tf.float32, shape, "")
-    variable.place, variable.column = lambda leader=None: leader or "/job:worker/task:0/device:CPU:0", None
-    return ParameterBlock([variable], [devices], optimizer, GROUPS, False)
 
 
 def operations(functions, optimizer, servers):

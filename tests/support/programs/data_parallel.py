@@ -23,7 +23,9 @@ import own_steps
 import own_sums
 import sums_and_classes
 import tensorflow as tf
+import together
 import unlisted_metrics
+from cases import NamedCases
 from fit_options import IDS, N, X, Y, regression
 
 import tfdist
@@ -32,14 +34,9 @@ from tfdist.errors import Source
 from tfdist.strategies.data_parallel import buckets, multi_worker_mirrored
 from tfdist.strategies.private_api import ring_sums
 
-CASES = {}
+case = CASES = NamedCases()
 TOGETHER = {}
 optimizers = keras.optimizers
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
 
 
 def compared(function):
@@ -137,43 +134,11 @@ for _function in (
     if _function.__name__ not in losses.PARTS:
         compared(_function)
 compared(losses.alone("a_loss_function_that_returns_a_mean"))
-SMALL = (
-    "a_loss_function_that_returns_a_mean",
-    "one_number_for_a_batch_with_sample_weights",
-    "a_mean_over_what_a_mask_leaves",
-    "an_added_loss_that_is_a_sum",
-    "normalization_of_the_whole_batch_with_a_mask",
-)
-losses.PARTS |= {f"{name}_of_small_batches": losses.PARTS[name] for name in SMALL}
-FEW = (
-    "a_loss_function_that_returns_a_sum",
-    "a_loss_class_that_returns_neither",
-    "a_reduction_by_sum",
-    "one_number_for_a_batch_of_probabilities_of_kinds",
-    "one_number_for_a_batch_of_probabilities",
-    "one_number_that_compares_two_views",
-    "a_number_of_the_batch_beside_one_for_each_example",
-    "similarities_of_examples",
-    "one_number_of_more_rows_than_examples_in_any_order",
-    "losses_and_metrics_with_a_number_for_each_class",
-    *sums_and_classes.KEEPING,
-)
-OTHERS = (
-    "a_loss_class_with_a_sum_inside",
-    "a_mean_over_sample_weights",
-    "one_number_for_a_batch_with_a_mask",
-    "a_loss_of_keras_over_the_examples",
-    "a_loss_of_keras_over_the_examples_by_a_negative_axis",
-    "a_loss_of_keras_with_a_number_for_each_class",
-    *own_step_metrics.OVERRIDING,
-)
+losses.PARTS |= {name: losses.PARTS[name.removesuffix("_of_small_batches")] for name in together.TOGETHER["small_batches"]}
 short = {"rows": losses.SHORT, "evaluates": False}
-in_one_model("losses", FEW, **short)
-in_one_model("other_losses", OTHERS, **short)
-in_one_model("losses_without_a_reduction", tuple(losses.PARTS_WITHOUT_REDUCTION), **short)
-in_one_model("losses_by_class_without_a_reduction", tuple(losses.PARTS_BY_CLASS), **short)
-in_one_model("layers", sums_and_classes.LAYERS, rate=0.01, **short)
-in_one_model("small_batches", [f"{name}_of_small_batches" for name in SMALL], rate=0.01, batch=2, rows=8)
+of_group = {"small_batches": {"rate": 0.01, "batch": 2, "rows": 8}, "layers": {"rate": 0.01, **short}}
+for _name, _parts in together.TOGETHER.items():
+    in_one_model(_name, _parts, **of_group.get(_name, short))
 
 
 @case

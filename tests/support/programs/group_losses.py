@@ -23,6 +23,7 @@ import sums_and_classes
 import tensorflow as tf
 import unlisted_metrics
 from keras import ops
+from sums_and_classes import Endpoint, Squares
 
 import tfdist
 
@@ -41,21 +42,6 @@ ADDED = {
     "an added mean": lambda z: ops.mean(ops.square(z)),
 }
 FIT = {"batch_size": SIZE, "epochs": 2, "shuffle": False, "verbose": 0}
-
-
-class Squares(keras.layers.Layer):
-    def call(self, x):
-        self.add_loss(0.1 * ops.mean(ops.square(x)))
-        return x
-
-
-class Endpoint(keras.layers.Layer):
-    """Keras' endpoint layer: takes the targets as an input and adds the loss."""
-
-    def call(self, inputs):
-        y_pred, y_true = inputs
-        self.add_loss(keras.losses.MeanSquaredError()(y_true, y_pred))
-        return y_pred
 
 
 def zeros():

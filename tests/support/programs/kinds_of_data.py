@@ -12,21 +12,17 @@ import traceback
 import keras
 import numpy as np
 import tensorflow as tf
+from cases import NamedCases
 
 import tfdist
 from tfdist.cluster import Cluster, Task
 from tfdist.errors import Source
 
-CASES = {}
+case = CASES = NamedCases()
 BATCHES, SIZE = 8, 8
 N = BATCHES * SIZE
 X = np.linspace(-1, 1, 4 * N, dtype="float32").reshape(N, 4)
 Y = X.sum(axis=1, keepdims=True) + 1  # The models of `regression` have a loss of 1.
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
 
 
 class Batches(keras.utils.PyDataset):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import tensorflow as tf
+from cases import Cases
 from keras import ops
 
 BATCH = 13  # Replicas cannot share it evenly.
@@ -25,8 +26,8 @@ SEQUENCES = np.random.default_rng(2).normal(size=(N, 5, 4)).astype("float32")
 SEQUENCES[np.arange(5) > np.arange(N)[:, None] % 5] = 0
 RATE = 0.05
 ALL = os.environ.get("TFDIST_TESTS") == "all"  # As tests/support/selection.py has it for tests.
-CASES = []
-WHOLE_BATCH_CASES = []  # Of data-parallel strategies only.
+case = CASES = Cases()
+whole_batch_case = WHOLE_BATCH_CASES = Cases()  # Of data-parallel strategies only.
 
 
 def dense(units=1, activation=None, **arguments):
@@ -120,11 +121,6 @@ def alone(name):
 
     case.__name__ = name
     return case
-
-
-def case(function):
-    CASES.append(function)
-    return function
 
 
 def trained(scope, build, x=X[:SHORT], y=Y[:SHORT], rate=RATE, **compiled):
@@ -261,11 +257,6 @@ PARTS_BY_CLASS = {
     "a_mean_beside_a_number_for_each_class": Part(MSE, rate=0.002),
 }
 PARTS |= PARTS_OF_WHOLE_BATCHES | PARTS_BY_CLASS
-
-
-def whole_batch_case(function):
-    WHOLE_BATCH_CASES.append(function)
-    return function
 
 
 @whole_batch_case

@@ -6,15 +6,11 @@ import os
 import keras
 import numpy as np
 import tensorflow as tf
+from cases import Cases
 
 X = np.random.default_rng(4).normal(size=(96, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
-CASES = []
-
-
-def case(function):
-    CASES.append(function)
-    return function
+case = CASES = Cases()
 
 
 def trained(strategy, models, optimizers, batches, scales=None):

@@ -5,17 +5,13 @@ import warnings
 import keras
 import numpy as np
 import tensorflow as tf
+from cases import Cases
 
 X = (
     np.random.default_rng(2).normal(size=(250, 4)).astype("float32")
 )  # In batches of 25, which two replicas cannot share evenly.
 Y = X.sum(axis=1, keepdims=True)
-CASES = []
-
-
-def case(function):
-    CASES.append(function)
-    return function
+case = CASES = Cases()
 
 
 def weights_of(*models):

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
+from cases import NamedCases
 from keras import layers, ops
 
 X = np.random.default_rng(0).normal(size=(48, 6)).astype("float32")
@@ -11,12 +12,7 @@ INPUTS = {  # Of cases that do not train with X. TensorFlow makes a tensor only 
     "a_mean_over_what_is_no_padding": lambda: np.full(X.shape, 2),
     "ragged_rows": lambda: tf.RaggedTensor.from_tensor(X, lengths=np.arange(48) % 6 + 1),
 }
-CASES = {}
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
+case = CASES = NamedCases()
 
 
 def small(*more, name=None):

@@ -2,18 +2,14 @@
 
 import keras
 import numpy as np
+from cases import NamedCases
 
 N, BATCH = 50, 9  # Two replicas cannot share a batch evenly. With batches of 7 the last has one example.
 LARGE = 17  # So are there few steps, where each takes long.
 X = np.random.default_rng(3).normal(size=(N, 4)).astype("float32")
 Y = X @ np.array([[1.0], [-2.0], [0.5], [3.0]], "float32") + 1
-CASES = {}
+case = CASES = NamedCases()
 NAMES = {}
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
 
 
 def cases(*names):

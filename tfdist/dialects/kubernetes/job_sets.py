@@ -1,10 +1,9 @@
 """Reads jobs that consist of groups of pods: JobSet, LeaderWorkerSet, and the Job of Volcano.
 
 Sources: kubernetes-sigs/jobset v0.8 `api/jobset/v1alpha2/jobset_types.go` (pods are
-`<jobset>-<group>-<job>-<pod>.<subdomain>`); volcano-sh/volcano v1.11 `docs/user-guide` and `pkg/controllers/job/plugins/svc`
-and `pkg/controllers/job/plugins/distributed-framework`
-(pods are `<job>-<task>-<index>.<job>`; the arguments of the plugins tensorflow, pytorch and mpi may name the tasks);
-kubernetes-sigs/lws `api/leaderworkerset/v1/leaderworkerset_types.go` (pods are
+`<jobset>-<group>-<job>-<pod>.<subdomain>`); volcano-sh/volcano v1.11 `docs/user-guide`, `pkg/controllers/job/plugins/svc` and
+`pkg/controllers/job/plugins/distributed-framework` (pods are `<job>-<task>-<index>.<job>`; the arguments of the plugins
+tensorflow, pytorch and mpi may name the tasks); kubernetes-sigs/lws `api/leaderworkerset/v1/leaderworkerset_types.go` (pods are
 `<set>-0.<set>`, the leader, and `<set>-0-<i>.<set>`).
 
 The name of a group says which job of TensorFlow it is. The only group of a JobSet trains, whatever it is called. A group that

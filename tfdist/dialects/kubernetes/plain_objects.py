@@ -95,7 +95,7 @@ def write(cluster: Cluster, **options: Any) -> str:
     check_whole(cluster, _WHAT)
     given = parts.named(cluster, program(options))
     assert given.name is not None
-    jobs = [job for job in dict.fromkeys(task.job for task in cluster.tasks)]
+    jobs = list(dict.fromkeys(task.job for task in cluster.tasks))
     tail = f"{given.name}.{given.namespace}.svc" if given.namespace else given.name
     addressed = parts.with_addresses(cluster, {job: f"{given.name}-{job}-{{}}.{tail}" for job in jobs})
     objects = [_service(given)]
@@ -156,7 +156,7 @@ def _variable(entry: Node) -> Node | None:
     for container in containers.entries() if containers else ():
         env = container.get("env")
         for variable in env.entries() if env else ():
-            if variable.child("name").value == "TF_CONFIG" if isinstance(variable.value, dict) else False:
+            if isinstance(variable.value, dict) and variable.child("name").value == "TF_CONFIG":
                 return variable
     return None
 

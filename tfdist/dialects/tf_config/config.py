@@ -143,7 +143,7 @@ class _Reader:
         where = "sparseCluster" if self.config.get("sparseCluster") is not None else "cluster"
         return self._mapping(where), where, self._task()
 
-    def _add_evaluators(self, jobs: dict[str, dict[int, str]], fields: "Extension") -> None:
+    def _add_evaluators(self, jobs: dict[str, dict[int, str]], fields: Extension) -> None:
         """Adds the evaluators of the extension: TensorFlow wants none under `cluster`."""
         evaluators = dict(self._entries(fields.evaluators(), (EXTENSION, "evaluators")))
         if evaluators and jobs.get("evaluator"):
@@ -269,7 +269,7 @@ class _Reader:
             return True
         return any(sorted(jobs[job]) != list(range(len(jobs[job]))) for job in jobs if job != "evaluator")
 
-    def _tasks(self, jobs: dict[str, dict[int, str]], task: tuple[str, int] | None, fields: "Extension") -> list[Task]:
+    def _tasks(self, jobs: dict[str, dict[int, str]], task: tuple[str, int] | None, fields: Extension) -> list[Task]:
         where = () if self.is_bare else ("cluster",)
         tasks: list[Task] = []
         for job in JOBS:

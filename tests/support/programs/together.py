@@ -1,0 +1,55 @@
+"""Names of cases that data_parallel.py trains in one model, by the name of what they give together."""
+
+TOGETHER = {
+    "losses": (  # See losses.py, sums_and_classes.py and own_step_metrics.py.
+        "a_loss_function_that_returns_a_sum",
+        "a_loss_class_that_returns_neither",
+        "a_reduction_by_sum",
+        "one_number_for_a_batch_of_probabilities_of_kinds",
+        "one_number_for_a_batch_of_probabilities",
+        "one_number_that_compares_two_views",
+        "a_number_of_the_batch_beside_one_for_each_example",
+        "similarities_of_examples",
+        "one_number_of_more_rows_than_examples_in_any_order",
+        "losses_and_metrics_with_a_number_for_each_class",
+        "a_loss_for_each_example_that_keeps_a_variable",
+        "a_loss_of_one_number_that_keeps_a_variable",
+    ),
+    "other_losses": (
+        "a_loss_class_with_a_sum_inside",
+        "a_mean_over_sample_weights",
+        "one_number_for_a_batch_with_a_mask",
+        "a_loss_of_keras_over_the_examples",
+        "a_loss_of_keras_over_the_examples_by_a_negative_axis",
+        "a_loss_of_keras_with_a_number_for_each_class",
+        "a_loss_that_overrides_call_and_compares_examples",
+        "a_loss_that_overrides_call_and_leaves_the_reduction_to_keras",
+    ),
+    "small_batches": (  # Of fewer examples than replicas.
+        "a_loss_function_that_returns_a_mean_of_small_batches",
+        "one_number_for_a_batch_with_sample_weights_of_small_batches",
+        "a_mean_over_what_a_mask_leaves_of_small_batches",
+        "an_added_loss_that_is_a_sum_of_small_batches",
+        "normalization_of_the_whole_batch_with_a_mask_of_small_batches",
+    ),
+    "losses_without_a_reduction": (
+        "no_reduction",
+        "a_mean_beside_losses_without_a_reduction",
+        "one_number_for_a_batch_with_sample_weights_and_no_reduction",
+    ),
+    "losses_by_class_without_a_reduction": (
+        "a_number_for_each_class_and_no_reduction",
+        "a_mean_beside_a_number_for_each_class",
+    ),
+    "layers": (
+        "added_losses_for_each_example",
+        "an_added_loss_that_is_a_sum",
+        "an_added_loss_that_is_a_sum_divided_by_a_constant",
+        "an_added_loss_that_is_a_mean",
+        "an_added_loss_beside_one_number_for_a_batch",
+        "a_keras_loss_in_add_loss",
+        "variables_that_gradients_overwrite",
+        "normalization_of_the_whole_batch",
+        "normalization_of_the_whole_batch_with_a_mask",
+    ),
+}
