@@ -11,19 +11,9 @@ from tfdist.strategies.keras_hooks.replicas.warned import warn_once
 from tfdist.strategies.private_api import outermost_graph
 
 _MOVES = (
-    *(
-        "Identity",
-        "StopGradient",
-        "PreventGradient",
-        "CheckNumerics",
-        "EnsureShape",
-        "Snapshot",
-        "Reshape",
-        "Squeeze",
-        "ExpandDims",
-    ),
-    *("Cast", "ConcatV2", "Slice", "StridedSlice", "Pad", "PadV2", "Roll", "Transpose", "ReverseV2", "GatherV2", "GatherNd"),
-    *("TensorScatterUpdate", "SelectV2", "Pack", "Unpack", "Split", "SplitV"),
+    *("Identity", "StopGradient", "PreventGradient", "CheckNumerics", "EnsureShape", "Snapshot", "Cast", "Reshape", "Squeeze"),
+    *("ExpandDims", "ConcatV2", "Slice", "StridedSlice", "Pad", "PadV2", "Roll", "Transpose", "ReverseV2", "GatherV2"),
+    *("GatherNd", "TensorScatterUpdate", "SelectV2", "Pack", "Unpack", "Split", "SplitV"),
 )
 """Operations whose result has values of their operands, which may be at other places."""
 
