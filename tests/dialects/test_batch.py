@@ -74,6 +74,7 @@ def test_a_script_that_writes_a_batch_script_is_none() -> None:
         ("jsrun -n 12 -r 6 -a 1 -g 1 -c 7 -d packed python train.py", 12, 1),
         ('jsrun --nrs=2 --tasks_per_rs 6 --gpu_per_rs 6 --smpiargs="-gpu" python train.py', 12, 1),
         ("jsrun -n2 -a4 -g6 python train.py", 8, 0),  # They share GPUs.
+        ("jsrun --nrs 2 --rs_per_host 1 --tasks_per_rs 4 --cpu_per_rs ALL_CPUS -g ALL_GPUS python train.py", 8, 0),
         ("jsrun -p 8 -n 2 -g 8 python train.py", 8, 2),
         ("aprun -n 16 -N 4 -cc depth -d 16 -j1 -e A=1 python train.py -n 3", 16, 0),
         ("aprun -b python train.py", 1, 0),

@@ -74,6 +74,8 @@ def _of_jsrun(values: Values) -> tuple[int, int]:
     count = values.number("np", 0) or sets * each
     if values.text("np") and sets and count % sets == 0:
         each = count // sets
+    if values.text("gpu_per_rs") == "ALL_GPUS":
+        return count, 0  # How many that are, only the machine knows.
     gpus = values.number("gpu_per_rs", 0, most=MAX_GPUS_PER_TASK)
     return count, gpus // each if gpus % each == 0 else 0
 

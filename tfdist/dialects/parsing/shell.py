@@ -46,6 +46,8 @@ _BLANKS = re.compile(r"\s+(?![^()]{0,200}\))")
 """What separates words, but not inside `$(hostname -i)`."""
 _ESCAPED = re.compile(r"\\([\"\\\n])")
 _CONTROL = frozenset({"if", "then", "else", "elif", "fi", "do", "done", "while", "until", "for", "case", "esac", "{", "}", "!"})
+_GOES_ON = frozenset({"&&", "||", "|", ")"})
+"""What ends a command whose next one depends on it, or is the body of a function."""
 _DECLARE = frozenset({"export", "declare", "typeset", "readonly", "local"})
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
 _QUOTES = "'\""
@@ -103,7 +105,7 @@ def commands(text: str, source: Source, known: Mapping[str, str] = MappingProxyT
         if content == "(" and words and _ARRAY.fullmatch(words[-1]):
             array = []
             continue
-        if words:
+        if is_command := bool(words):
             command = _command(words, first, is_background=content == "&")
             if any(map(SHELL_OPTION.fullmatch, command.words)):
                 command = replace(command, exported=MappingProxyType(literals.exported))
@@ -112,7 +114,8 @@ def commands(text: str, source: Source, known: Mapping[str, str] = MappingProxyT
             words = []
         if content in ("(", ")"):
             literals.see([content], {}, before, "")
-        before = content
+        if content != "\n" or is_command or before not in _GOES_ON:
+            before = content  # `[ $A ] &&` and `f()` may have their command on the next line.
 
 
 def has_variable(text: str) -> bool:

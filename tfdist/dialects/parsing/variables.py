@@ -58,6 +58,7 @@ _CAT = re.compile(
 """The text of a here-document, `$(cat <<EOF`."""
 _QUOTED = re.compile(r'["\\]')
 _OPENS = frozenset({"if", "for", "select", "while", "until", "case", "{", "("})
+_GROUP = "group"
 _CLOSES = frozenset({"fi", "done", "esac", "}", ")"})
 _DEPENDS = frozenset({"&&", "||", "|", "&"})
 _SOURCES = frozenset({"source", ".", "eval"})
@@ -88,6 +89,7 @@ class Literals:
         self._exported: set[str] = set()
         self.exported: dict[str, str] = {}
         self._open_blocks: list[str] = []
+        self._is_function = False  # The next block is its body.
         self._characters_left = MAX_EXPANDED
 
     def see(self, words: Iterable[str], assigned: Mapping[str, str], before: str, behind: str) -> None:
@@ -100,11 +102,20 @@ class Literals:
             behind: what ends it.
         """
         words = list(words)
+        is_group = before not in (*_DEPENDS, ")") and not self._is_function  # `{ ...; } > log` runs here, once.
+        self._is_function = words[:1] == ["function"] and "{" not in words and behind != "("
         for word in words:
-            if word in _OPENS:
+            if word == "{" and is_group:
+                self._open_blocks.append(_GROUP)
+            elif word in _OPENS:
                 self._open_blocks.append(word)
+            elif word == "function":
+                self._open_blocks += [word for word in words if word == "{"]
+                break
             elif word in _CLOSES and self._open_blocks and not (word == ")" and self._open_blocks[-1] == "case"):
-                self._open_blocks.pop()
+                if self._open_blocks.pop() == _GROUP and behind in ("|", "&"):  # It was in a process of its own.
+                    self._values.clear()
+                    self._arrays.clear()
             elif word not in ("then", "else", "elif", "do", "!"):
                 break
         if words and words[0] in _SOURCES and not _HARMLESS.search(" ".join(words)):
@@ -112,7 +123,7 @@ class Literals:
             self._programs.clear()
             self._arrays.clear()
             self.exported.clear()
-        if self._open_blocks or before in _DEPENDS or behind in ("|", "&", "("):
+        if self._is_conditional() or before in _DEPENDS or behind in ("|", "&", "("):
             return  # It depends on something, or is in a process of its own, or an array.
         for name, value in assigned.items():
             value = self._counted(_BACKTICKS.sub(r"$(\1)", value))
@@ -125,12 +136,15 @@ class Literals:
             names = [name for name in assigned if name in self._exported]
         self.exported |= {name: self._values[name] for name in names if name in self._values}
 
+    def _is_conditional(self) -> bool:
+        return any(block != _GROUP for block in self._open_blocks)
+
     def see_array(self, name: str, words: Sequence[str], before: str) -> bool:
         """Takes note of `NAME=(...)`, where `before` ends the command before it.
 
         Returns whether its elements are known at the commands behind it.
         """
-        if self._open_blocks or before in _DEPENDS or name not in self._once:
+        if self._is_conditional() or before in _DEPENDS or name not in self._once:
             return False
         self._arrays[name] = list(words)
         return True
