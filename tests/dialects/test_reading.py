@@ -127,7 +127,7 @@ def test_a_missing_file_names_the_nearest(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(
         ClusterError, match=r"this is neither a file nor a command line that tfdist reads; those of srun, sbatch, horovodrun, "
     ):
-        read("jsrun launch --num_processes 2 train.py")
+        read("flux run --num_processes 2 train.py")
 
 
 def test_what_is_no_readable_file(tmp_path: Path) -> None:
