@@ -17,9 +17,9 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.critical_section import change_section
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.keras_hooks.replicas import replica_context
-from tfdist.strategies.keras_hooks.replicas.affine import Affine
 from tfdist.strategies.keras_hooks.replicas.warned import warn_once
 from tfdist.strategies.parameter_server import fused_reads
+from tfdist.strategies.parameter_server.affine import Affine
 
 _IN_ONE_OPERATION = (tf.float32, tf.float64)
 """The dtypes of which TensorFlow scales and adds to a variable in one operation."""

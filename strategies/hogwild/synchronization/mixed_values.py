@@ -6,14 +6,20 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas import replica_context
-from tfdist.strategies.keras_hooks.replicas.affine import Affine
 from tfdist.strategies.keras_hooks.replicas.same_rows import depends_on_batch
 from tfdist.strategies.keras_hooks.replicas.warned import warn_once
 from tfdist.strategies.private_api import outermost_graph
 
+_MOVES = (
+    *("Identity", "StopGradient", "PreventGradient", "CheckNumerics", "EnsureShape", "Snapshot", "Cast", "Reshape", "Squeeze"),
+    *("ExpandDims", "ConcatV2", "Slice", "StridedSlice", "Pad", "PadV2", "Roll", "Transpose", "ReverseV2", "GatherV2"),
+    *("GatherNd", "TensorScatterUpdate", "SelectV2", "Pack", "Unpack", "Split", "SplitV"),
+)
+"""Operations whose result has values of their operands, which may be at other places."""
+
 
 def warn_of_mixed(variable: Any, value: Any) -> None:
-    """Warns, once, if a step assigns a variable what it computes from the batch and the old value, and no moving average.
+    """Warns, once, if a step assigns a variable values that it had, beside others that come from the batch.
 
     Args:
         variable: the `LocalVariable`.
@@ -22,9 +28,7 @@ def warn_of_mixed(variable: Any, value: Any) -> None:
     if not _is_mixed(variable):
         return
     value = tf.convert_to_tensor(value)
-    graphs, reads = _reads_of(variable)
-    old = Affine(reads, graphs, variable.shape)
-    if old.depends(value) and old.of(value) is None and depends_on_batch(value):
+    if depends_on_batch(value) and _has_values_of(value, {_key(read) for read in _reads_of(variable)}):
         _warn(variable)
 
 
@@ -46,8 +50,8 @@ def _is_mixed(variable: Any) -> bool:
     return is_of_step and variable.dtype.is_floating and len(variable.tfdist_strategy.worker_groups) > 1
 
 
-def _reads_of(variable: Any) -> tuple[list[Any], list[Any]]:
-    """Returns the graph that is traced, those around it, and finally that of the function; and what they read of a variable."""
+def _reads_of(variable: Any) -> list[Any]:
+    """Returns what the function that is traced has read of a variable."""
     graphs, function = [tf.compat.v1.get_default_graph()], outermost_graph()
     while graphs[-1] is not function:
         graphs.append(graphs[-1].outer_graph)
@@ -56,12 +60,38 @@ def _reads_of(variable: Any) -> tuple[list[Any], list[Any]]:
         if handle.graph is not graph:
             handle = next((inner for outer, inner in graph.captures if outer is handle), handle)
         reads += [each.outputs[0] for each in handle.consumers() if each.type == "ReadVariableOp"]
-    return graphs, reads
+    return reads
+
+
+def _has_values_of(tensor: Any, sources: set[tuple[int, str]]) -> bool:
+    """Returns whether a tensor has values of `sources`, which are given by their keys, and not only what they make."""
+    waiting, seen = [tensor], set()
+    while waiting:
+        tensor = waiting.pop()
+        if _key(tensor) in sources:
+            return True
+        if _key(tensor) in seen:
+            continue
+        seen.add(_key(tensor))
+        if tensor.op.type == "Placeholder":
+            waiting += [outside for outside, inside in getattr(tensor.graph, "captures", ()) if inside is tensor]
+        elif tensor.op.type in _MOVES and not _chooses(tensor.op):
+            waiting += [each for each in tensor.op.inputs if tf.is_symbolic_tensor(each)]
+    return False
+
+
+def _chooses(operation: Any) -> bool:
+    """Returns whether an operation takes all values of one operand or all of another."""
+    return bool(operation.type == "SelectV2" and operation.inputs[0].shape.rank == 0)
+
+
+def _key(tensor: Any) -> tuple[int, str]:
+    return id(tensor.graph), tensor.name
 
 
 def _warn(variable: Any) -> None:
     warn_once(
-        "a step assigns %s what it computes from its batch and the old value, as a queue of examples. Each worker group of "
+        "a step puts what it computes from its batch into a part of %s, as into a queue of examples. Each worker group of "
         "hogwild has its own, and all go on with the mean of these, in which different examples mix. Use one worker group",
         variable.path,
     )

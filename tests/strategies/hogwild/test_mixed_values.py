@@ -17,7 +17,11 @@ VALUES = {
     "power iteration": (lambda old, batch: tf.math.l2_normalize(old), False),
     "queue": (lambda old, batch: tf.concat([batch, old], 0)[:4], True),
     "memory bank": (lambda old, batch: tf.tensor_scatter_nd_update(old, [[1], [2]], batch[:2]), True),
-    "largest value": (lambda old, batch: tf.maximum(old, tf.reduce_max(batch)), True),
+    "masked": (lambda old, batch: tf.where(batch[:4] > 0, batch[:4], old), True),
+    "unless it is NaN": (lambda old, batch: tf.where(tf.math.is_nan(tf.reduce_mean(batch)), old, 0.9 * old), False),
+    "largest value": (lambda old, batch: tf.maximum(old, tf.reduce_max(batch)), False),
+    "centers": (lambda old, batch: old - 0.1 * tf.reduce_mean(old[None] - batch[:, None], 0), False),
+    "limited average": (lambda old, batch: tf.clip_by_value(0.9 * old + 0.1 * tf.reduce_mean(batch), 0.0, 1.0), False),
 }
 """Functions of the old value and the batch, and whether they are named."""
 

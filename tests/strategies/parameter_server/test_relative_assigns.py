@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas import replica_context, warned
-from tfdist.strategies.keras_hooks.replicas.affine import Affine
 from tfdist.strategies.parameter_server import relative_assigns
+from tfdist.strategies.parameter_server.affine import Affine
 from tfdist.strategies.parameter_server.relative_assigns import Change
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.variable_base import shard_scope
