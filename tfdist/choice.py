@@ -118,6 +118,9 @@ def choose(cluster: Cluster) -> Choice:
             raise cluster.source.error(fault, field=name)
     if cluster.partition:
         _check_partition(cluster, choice)
+        slots = max(cluster.replica_slots, 2) if choice.strategy in SERVED else cluster.training_tasks[0].slots
+        devices = cluster.partition.devices or slots
+        choice = Choice(choice.strategy, f"{choice.rule}; each replica is sharded over {devices} devices")
     if choice.strategy == "parameter_server" and cluster.synchronization.compresses:
         return Choice(choice.strategy, f"{choice.rule}; parameters and gradients travel as bf16")
     return choice

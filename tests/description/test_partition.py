@@ -67,6 +67,7 @@ def test_flags_give_a_cluster_its_partition(words, slots, partition):
     cluster = flagged(*words)
     assert cluster.partition == partition and cluster.slots == slots
     assert choose(cluster).strategy == "mirrored"
+    assert choose(cluster).rule.endswith(f"data parallel); each replica is sharded over {partition.devices or slots} devices")
 
 
 def test_several_tasks_get_the_devices_of_a_replica_each():
@@ -104,6 +105,7 @@ def test_with_ps_the_workers_of_a_group_make_up_replicas(words, devices, slots, 
     assert (cluster.replica_slots, cluster.worker_groups) == (devices, groups)
     assert [task.slots for task in cluster.job("worker")] == slots and all(task.slots == 1 for task in cluster.job("ps"))
     assert choose(cluster).strategy == strategy
+    assert choose(cluster).rule == f"--strategy {strategy}; each replica is sharded over {devices} devices"
 
 
 @pytest.mark.parametrize("described", ['{"chief": 1, "worker": 2}', '{"chief": 1, "worker": 2, "ps": 1}'])
