@@ -71,8 +71,7 @@ GRACE_SECONDS = 2.0
 """How long tasks may take to end after SIGTERM, before SIGKILL."""
 
 OWNER_POLL_SECONDS = 1.0
-"""How often the fork server looks for its owner where nothing tells it of its end: without `os.pidfd_open`, as on Linux before
-5.3, in a Python built for one, and in some sandboxes. And how often it looks whether it is stopped, if that counts."""
+"""How often the fork server looks whether its owner is there, where `os.pidfd_open` is missing, and whether it is stopped."""
 
 EVERYBODY_SECONDS = 1.0
 """How long a task waits for a sign that SIGTERM was sent to everybody, before it ends by it."""
@@ -396,5 +395,6 @@ def main() -> None:
     if program is not None:
         program()
         return
+    kill_process(os.getppid(), signal.SIGCONT)  # The guard, if it was stopped: it would stay, and this process as a zombie.
     for folder in server.folders:
         shutil.rmtree(folder, ignore_errors=True)

@@ -121,10 +121,12 @@ def test_a_stopped_parent_of_the_tasks_goes_on_when_the_job_is_to_end_so_that_th
     assert job.left() == {}
 
 
-def test_all_tasks_end_when_the_launcher_is_killed_although_their_parent_is_stopped(quick):
+@pytest.mark.parametrize("is_guard", [False, True])
+def test_everything_ends_when_the_launcher_is_killed_although_the_parent_of_the_tasks_is_stopped(quick, is_guard):
     job = quick("import time\nprint('started', flush=True)\ntime.sleep(600)")
     job.wait_for("started")
-    os.kill(parent_of(job.pid_of("chief:0")), signal.SIGSTOP)
+    parent = parent_of(job.pid_of("chief:0"))
+    os.kill(parent_of(parent) if is_guard else parent, signal.SIGSTOP)
     job.process.kill()
     assert job.left(within=10) == {}
 

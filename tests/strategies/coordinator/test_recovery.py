@@ -1,6 +1,7 @@
 """Restarted workers come back to the cluster although others are gone, and calls wait while TensorFlow changes it."""
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -329,3 +330,21 @@ def test_connections_to_a_task_are_shut_down_and_no_others(listener):
             here.sendall(b"1")
             assert kept.recv(1) == b"1"
             wait_until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)  # Other threads may open some for a moment.
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_connection_to_a_task_that_is_being_made_is_ended(host):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.ExitStack() as opened:
+        try:
+            full = opened.enter_context(socket.create_server((host, 0), family=family, backlog=0))
+        except OSError:
+            pytest.skip(f"this machine has no address {host}")
+        callers = [opened.enter_context(socket.socket(family)) for _ in range(4)]
+        for caller in callers:  # One is taken. The others wait, as for a machine that does not answer.
+            caller.setblocking(False)
+            assert caller.connect_ex(full.getsockname()) == errno.EINPROGRESS
+        assert disconnect(Task("worker", 0, host=host, port=full.getsockname()[1])) == len(callers)
+        for caller in callers[1:]:
+            with pytest.raises(ConnectionResetError):
+                caller.recv(1)
