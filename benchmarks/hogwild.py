@@ -32,11 +32,7 @@ from absl import app, flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("rounds", 2, "Turns of each way on each link.", lower_bound=1)
-flags.DEFINE_float(
-    "seconds",
-    2.5,
-    "Seconds that a turn counts, at least, until each worker has reported three times; with the slow worker 5 times as long.",
-)
+flags.DEFINE_float("seconds", 2.5, "Seconds that a turn counts, at least, until each worker has reported three times.")
 flags.DEFINE_list("models", ["1024", "256"], "Units of each of the two hidden layers.")
 flags.DEFINE_integer(
     "batch", 64, "Examples per worker and step. With 1 a step costs little, so what a synchronization costs shows."
@@ -62,9 +58,7 @@ WITHOUT_PS = "without_ps"
 NODES = 2
 LIMIT = "no communication (the limit)"
 SLOW = "one worker 4 times slower"
-SLOW_TIMES = 5
-"""A turn with the slow worker counts 5 times as long: between turns it is as fast as the other one, so each turn begins with
-calls in which the other one waits for it."""
+SLOW_TIMES = 5  # Turns with the slow worker are longer: each begins with calls in which the other one waits for it.
 START_SECONDS, REPORT_SECONDS = 120.0, 40.0
 BURST_SECONDS = 0.003
 """Reports within this time count as one."""
