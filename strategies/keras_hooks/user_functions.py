@@ -37,11 +37,13 @@ def _call(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
     In a stateless scope, too: while Keras builds a model, and while logs are computed. A trace would hold values of the scope,
     and what it assigns would stay in the scope.
     """
-    if _no_xla and is_compiled(function) and not str((of_user := function.python_function).__module__).startswith(_KEEP_XLA):
+    of_user = function.python_function
+    keeps_xla = is_compiled(function) and str(of_user.__module__).startswith(_KEEP_XLA)
+    if _no_xla and is_compiled(function) and not keeps_xla:
         warn_once("jit_compile=True of the function %s has no effect: %s", getattr(of_user, "__name__", of_user), _no_xla)
         leave_out_xla(function)
     replica = replica_context.current()
-    if not tf.inside_function() or (replica is None and not in_stateless_scope()):
+    if not tf.inside_function() or (replica is None and (keeps_xla or not in_stateless_scope())):
         return original(function, *args, **kwargs)
     if replica is None or not is_compiled(function):
         return python_function(function)(*args, **kwargs)

@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.parameter_server.variables import is_on_ps
+from tfdist.strategies.coordinator.extended import unwrapped
+from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.private_api import KerasVariable, patches
 
 
@@ -19,6 +20,7 @@ def install() -> None:
 
 
 def _conv(original: Callable[..., Any], inputs: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(kernel, KerasVariable) and is_on_ps(kernel):
-        kernel = tf.convert_to_tensor(kernel)
+    value = kernel.value if isinstance(kernel, KerasVariable) else kernel  # In a stateless scope, that of the scope.
+    if isinstance(unwrapped(value), ServerVariable | ShardedVariable):
+        kernel = tf.convert_to_tensor(value)
     return original(inputs, kernel, *args, **kwargs)

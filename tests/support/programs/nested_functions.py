@@ -127,7 +127,9 @@ def a_convolution_that_keras_has_xla_compute(shape, **arguments):
     gradient = tape.gradient(loss, kernel)
     model.compile(keras.optimizers.SGD(0.5), "mse")
     expected = reference()
-    for found in (model.predict(x, verbose=0), model(x)):
+    values = [variable.value for variable in model.trainable_variables]
+    stateless = lambda: model.stateless_call(values, [], x)[0]  # noqa: E731
+    for found in (model.predict(x, verbose=0), model(x), stateless(), tf.function(stateless)()):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     model.fit(x, tf.zeros_like(expected), batch_size=4, verbose=0)
     if sys.argv[1] == "parameter_server":
