@@ -141,7 +141,7 @@ def _sums(context: Any, values: list[Any]) -> list[Any]:
         if groups is None:
             return [_sum_of_slices(context, slices)]
         return [groups.sums_of_slices(slices, lambda alike: context.all_reduce(tf.distribute.ReduceOp.SUM, alike))]
-    values = [tf.stop_gradient(value) for value in values]
+    given, values = values, [tf.stop_gradient(_with_an_element(value)) for value in values]
 
     def merge(strategy: Any, *merged: Any) -> Any:
         pairs = [(value, batch_reduce_destination(value)) for value in merged]
@@ -156,4 +156,18 @@ def _sums(context: Any, values: list[Any]) -> list[Any]:
     else:
         options = tf.distribute.experimental.CommunicationOptions()
         sums = extended._replica_ctx_all_reduce(tf.distribute.ReduceOp.SUM, values, options)
-    return [tf.stop_gradient(value) for value in sums]
+    return [tf.stop_gradient(_without_the_element(total, value)) for total, value in zip(sums, given, strict=True)]
+
+
+def _with_an_element(value: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor that may be empty in a row, with a zero after it. TensorFlow's `CollectiveReduceV2` of empty ones ends
+    the process with SIGSEGV.
+    """
+    if value.shape.num_elements():
+        return value
+    return tf.concat([tf.reshape(value, [-1]), tf.zeros([1], value.dtype)], 0)
+
+
+def _without_the_element(total: Any, value: tf.Tensor) -> Any:
+    """Returns the sum of tensors like `value` from that of those with an element more."""
+    return total if value.shape.num_elements() else tf.ensure_shape(tf.reshape(total[:-1], tf.shape(value)), value.shape)

@@ -44,6 +44,7 @@ EXPECTED = {
     "a_generator_that_runs_dry": {"loss": [1.0, 0.0]},  # An epoch without steps.
     "validation_data_that_run_dry": {"loss": [1.0, 1.0], "val_loss": [1.0]},
     "evaluations_without_batches": [1, [1.0, 1.0], []],
+    "examples_without_values": [[0.0], [8, 0, 3]],
     "sparse_batches": [SUMS.tolist(), [float((SUMS**2).mean())] * 2],
     "ragged_batches": [[3.0, 3.0, 15.0], [81.0], [81.0]],
     "a_checkpoint_that_is_restored_before_the_first_batch_builds_the_model": [LOSS, *[LOSS, N // 8] * 2, LOSS],

@@ -157,6 +157,22 @@ def evaluations_without_batches(scope):
 
 
 @case
+def examples_without_values(scope):
+    """TensorFlow ends the process when it adds up empty tensors, as this loss of the whole batch does."""
+
+    class Total(keras.losses.Loss):
+        def __call__(self, y, z, sample_weight=None):
+            return keras.ops.sum(z)
+
+    with scope():
+        model = keras.Sequential([keras.layers.Dense(3)])
+        model.compile("sgd", Total())
+    x = np.zeros((SIZE, 0, 4), "float32")
+    record = model.fit(((x, x) for _ in range(BATCHES)), steps_per_epoch=BATCHES, verbose=0).history
+    return [record["loss"], model.predict(x, verbose=0).shape]
+
+
+@case
 def sparse_batches(scope):
     with scope():
         model = keras.Sequential([keras.Input((4,), sparse=True), keras.layers.Dense(1, kernel_initializer="ones")])
