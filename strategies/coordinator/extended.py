@@ -1,5 +1,6 @@
 """TensorFlow's view of the worker groups: which devices are the replicas of a step, and how their values are combined."""
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -33,6 +34,7 @@ class GroupExtended(ParameterServerExtended):
     worker_mesh: Any = None
 
     def __init__(self, strategy: Any, resolver: Any, groups: Sequence[WorkerGroup]) -> None:
+        self._tfdist_process = os.getpid()
         self._tfdist_widest = max(len(group.devices) for group in groups)
         alike = {group.traced_devices for group in groups}
         # The devices for a function that the user schedules; None if they depend on the group that runs it.
@@ -40,6 +42,14 @@ class GroupExtended(ParameterServerExtended):
         self._tfdist_tracing: tuple[str, ...] | None = None
         self.group_devices: tuple[str, ...] = ()  # Of the group whose function is traced.
         super().__init__(strategy, resolver, None)
+
+    def check_process(self) -> None:
+        """Raises RuntimeError in a fork of the chief, where an operation of another task would wait forever."""
+        if os.getpid() != self._tfdist_process:
+            raise RuntimeError(
+                f"a variable cannot be made in process {os.getpid()}, a fork of the chief, {self._tfdist_process}: it has "
+                "no connection to the ps and workers; start it with multiprocessing.get_context('spawn')"
+            )
 
     # Replicas.
 

@@ -53,6 +53,7 @@ class ServerExtended(GroupExtended):
 
     @overrides(GroupExtended)
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        self.check_process()
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             return SyncOnReadVariable(self._container_strategy(), next_creator, **kwargs)
         if kwargs.pop("per_worker_variable", False):
