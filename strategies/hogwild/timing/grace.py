@@ -24,8 +24,8 @@ CALLS = 8
 
 FEW_CALLS, LONG_SECONDS = 3, 1.0
 """A group counts as slower than others if its last 8 calls were slower, or its last 3 if these took 1 s or longer. On 2 busy
-cores (load 20 to 40) the last 3 calls of a group were twice as slow in 23 % of the cases with calls of 2 updates (4 workers), in
-0.8 % with 16 updates (8 workers), and never with 64 (4 workers)."""
+cores (load 20 to 40) the last 3 calls of a group were twice as slow in 23 % of the cases with calls of 2 updates and 4 workers,
+in 0.8 % with 16 updates and 8 workers, and never with 64 updates and 4 workers."""
 
 SLOWER = 4.0
 """A group counts as at most 4 times slower than the fastest. Calls of a single update contain waits: some of them may have
