@@ -1,5 +1,6 @@
 """Values on the device of the chief: arguments of the groups' functions, their results, and constants for other tasks."""
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -25,9 +26,7 @@ def _convert(original: Callable[..., Any], value: Any, ctx: Any, dtype: Any = No
     if not is_elsewhere or isinstance(value, tf.Tensor):
         return original(value, ctx, dtype)
     with tf.device(DEVICE):
-        # TensorFlow keeps one tensor for each number. If two groups of a worker copied it there at the same time, the second
-        # would use the copy of the first before it has arrived.
-        here = tf.identity(original(value, ctx, dtype))
+        here = tf.identity(original(value, ctx, dtype))  # See `constant`.
     return tf.identity(here)
 
 
@@ -35,9 +34,13 @@ def constant(value: Any, dtype: Any = None) -> Any:
     """Returns a constant on the chief, to call a function of a worker with.
 
     In the thread of a group, TensorFlow would make it for the worker.
+
+    TensorFlow keeps one tensor for each Python number, with one copy on each task. Calls must not share it: one would use the
+    copy of another before it has arrived, and the first call after an update of the cluster frees the copy of those before.
     """
     with tf.device(DEVICE):
-        return tf.constant(value, dtype)
+        kept = tf.constant(value, dtype)
+        return tf.identity(kept) if isinstance(value, numbers.Number) else kept
 
 
 def fetched(value: Any) -> Any:
