@@ -48,7 +48,10 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
         print(f"tfdist: {note}", file=sys.stderr)
     # Whoever chooses the level wants to see what it shows.
     verbose = plan.job.verbose or LEVEL in {**os.environ, **plan.job.environment}
-    terminal = Terminal([task.name for task in cluster.tasks], verbose=verbose)
+    try:
+        terminal = Terminal([task.name for task in cluster.tasks], verbose=verbose)
+    except RuntimeError as error:  # No threads are left (ulimit -u, the limit of a container).
+        raise BackendError(f"the tasks cannot be started: {error}") from error
     watcher.begins(terminal.say)
     try:
         with _signals_raise():

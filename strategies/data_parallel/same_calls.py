@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tfdist.strategies.data_parallel.board import ADVICE, BACKUP_ADVICE, DATA_ADVICE, STEP_ADVICE, Board, DifferentCallsError
 from tfdist.strategies.data_parallel.first_batch import FirstBatch
-from tfdist.strategies.data_parallel.lost_tasks import LostTasks
+from tfdist.strategies.data_parallel.lost_tasks import LostTasks, TaskLostError
 from tfdist.strategies.private_api.error_report import keep_context
 from tfdist.strategies.runtime.lost_timeout import lost_seconds
 from tfdist.strategies.runtime.program_end import last_error
@@ -70,6 +70,7 @@ class SameCalls:
     Attributes:
         me: as given.
         names: as given.
+        board: as given.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class SameCalls:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.me, self.names = me, list(names)
-        self._board = board or Board()
+        self.board = board or Board(None if me == self.names[0] else lambda: lost.watch(self.names[0], may_end=True))
         self._clock = clock
         self._lost = lost
         self._agreements = 0
@@ -110,7 +111,7 @@ class SameCalls:
             self._agree(f"calls/{self._agreements}", facts)
 
     def _agree(self, place: str, facts: dict[str, Any]) -> None:
-        self._board.put(f"{place}/{self.me}", json.dumps(facts))
+        self.board.put(f"{place}/{self.me}", json.dumps(facts))
         deadline = self._clock() + WARNING_SECONDS
         if self.me == self.names[0]:
             calls = {self.me: facts}
@@ -121,24 +122,24 @@ class SameCalls:
                 verdict = difference(calls)
             except DifferentCallsError as error:
                 verdict = str(error)
-            self._board.put(f"{place}/verdict", verdict)
+            self.board.put(f"{place}/verdict", verdict)
         else:
             verdict = self._wait(f"{place}/verdict", self.names[0], facts, deadline)
         # All tasks have read what was said for the agreement before, for they have come to this one.
         if self._agreements > 1:
-            self._board.remove(f"calls/{self._agreements - 1}/{self.me}")
+            self.board.remove(f"calls/{self._agreements - 1}/{self.me}")
             if self.me == self.names[0]:
-                self._board.remove(f"calls/{self._agreements - 1}/verdict")
+                self.board.remove(f"calls/{self._agreements - 1}/verdict")
         if verdict:
             raise DifferentCallsError(verdict)
 
     def _wait(self, key: str, name: str, facts: dict[str, Any], deadline: float) -> str:
         """Returns a value for which `name` has to come to this agreement."""
         is_warned, loss = False, self.watch(name)
-        while (value := self._board.take(key, POLL_SECONDS)) is None:
+        while (value := self.board.take(key, POLL_SECONDS)) is None:
             has_ended = self.has_ended(name)
-            execution = self._board.take(f"executing/{name}", MOMENT_SECONDS)
-            if (value := self._board.take(key, MOMENT_SECONDS)) is not None:
+            execution = self.board.take(f"executing/{name}", MOMENT_SECONDS)
+            if (value := self.board.take(key, MOMENT_SECONDS)) is not None:
                 break  # It came first; this process may have been stopped for any time in between.
             if has_ended:
                 raise DifferentCallsError(f"{name} has ended its program, and {self.me} calls {facts['call']}; {ADVICE}")
@@ -169,20 +170,20 @@ class SameCalls:
         return self._counted[1]
 
     def _count(self, place: str, holds: bool) -> int:
-        self._board.put(f"{place}/{self.me}", str(int(holds)))
+        self.board.put(f"{place}/{self.me}", str(int(holds)))
         if self.me != self.names[0]:
             return int(self._answer(f"{place}/total", self.names[0]) or holds)
         total = int(holds) + sum(int(self._answer(f"{place}/{name}", name) or 0) for name in self.names[1:])
-        self._board.put(f"{place}/total", str(total))
+        self.board.put(f"{place}/total", str(total))
         return total
 
     def _answer(self, key: str, name: str) -> str | None:
         """Waits for a value for which `name` has to come to the same place; None if it has gone on."""
         loss = self.watch(name)
-        while (value := self._board.take(key, POLL_SECONDS)) is None and not self.ahead(name):
+        while (value := self.board.take(key, POLL_SECONDS)) is None and not self.ahead(name):
             if (error := loss()) is not None:
                 raise error
-        return self._board.take(key, MOMENT_SECONDS) if value is None else value
+        return self.board.take(key, MOMENT_SECONDS) if value is None else value
 
     def watch(self, name: str, may_end: bool = False) -> Callable[[], Exception | None]:
         """Begins to watch a task while this one waits for it; see `LostTasks.watch`."""
@@ -201,16 +202,16 @@ class SameCalls:
 
     def has_ended(self, name: str, seconds: float = MOMENT_SECONDS) -> bool:
         """Returns whether the program of a task has ended. Waits for that for some seconds."""
-        return self._board.take(f"ended/{name}", seconds) is not None
+        return self.board.take(f"ended/{name}", seconds) is not None
 
     def ahead(self, name: str) -> str:
         """Returns what a task does that this one has not come to, such as "calls fit"; "" if nothing shows that."""
         if self.has_ended(name):
             return "has ended its program"
-        call = self._board.take(f"calls/{self._agreements + 1}/{name}", MOMENT_SECONDS)
+        call = self.board.take(f"calls/{self._agreements + 1}/{name}", MOMENT_SECONDS)
         if call is not None:
             return f"calls {json.loads(call)['call']}"
-        execution = self._board.take(f"executing/{name}", MOMENT_SECONDS)
+        execution = self.board.take(f"executing/{name}", MOMENT_SECONDS)
         return "is in a step" if execution is not None and int(execution) > self._executions else ""
 
     @contextlib.contextmanager
@@ -246,7 +247,9 @@ class SameCalls:
         except (tf.errors.OpError, DifferentCallsError) as error:
             # That of the board says that the first task is gone: lost, or ended because another one is lost.
             reported = error.__cause__ if isinstance(error, DifferentCallsError) else error
-            if isinstance(reported, tf.errors.OpError) and not self._is_lost and (better := self._lost.explain(reported)):
+            if isinstance(reported, TaskLostError):
+                self._is_lost = True  # The board has found it.
+            elif isinstance(reported, tf.errors.OpError) and not self._is_lost and (better := self._lost.explain(reported)):
                 self._is_lost = True  # Nobody is told anything more: it may be the first task, which keeps what is told.
                 raise better from reported
             raise
@@ -279,10 +282,10 @@ class SameCalls:
         with contextlib.suppress(tf.errors.OpError):
             if self._published_number not in (None, number):
                 self._published_number = None
-                self._board.remove(f"executing/{self.me}")
+                self.board.remove(f"executing/{self.me}")
             if number is not None and self._published_number is None:
                 self._published_number = number
-                self._board.put(f"executing/{self.me}", str(number))
+                self.board.put(f"executing/{self.me}", str(number))
 
     def first_batch(self, apart: bool = False) -> FirstBatch:
         """Returns what compares the first batches of the data of the next call.
@@ -291,7 +294,7 @@ class SameCalls:
             apart: whether each task should read data of its own.
         """
         self._sources += 1
-        return FirstBatch(self.me, self.names, f"first_batch/{self._sources}", self._board, apart)
+        return FirstBatch(self.me, self.names, f"first_batch/{self._sources}", self.board, apart)
 
     def end(self, failed: bool = False) -> None:
         """Tells the others that the program of this task has ended. Calling it again does nothing.
@@ -314,7 +317,7 @@ class SameCalls:
 
     def _tell_end(self, failed: bool) -> None:
         with contextlib.suppress(tf.errors.OpError):
-            self._board.put(f"ended/{self.me}", FAILED if failed else "")
+            self.board.put(f"ended/{self.me}", FAILED if failed else "")
 
     def _name_lost_task(self) -> None:
         """Names the lost task if the error of a collective has ended the program, in a loop of its own."""
@@ -339,10 +342,10 @@ class SameCalls:
     def _has_finished(self, name: str, latest: float) -> bool:
         """Waits for the end of a task's program; returns whether it has finished."""
         try:
-            while (value := self._board.take(f"ended/{name}", POLL_SECONDS)) is None:
+            while (value := self.board.take(f"ended/{name}", POLL_SECONDS)) is None:
                 if self._lost.has_left(name):
                     break
-                execution = self._board.take(f"executing/{name}", MOMENT_SECONDS)
+                execution = self.board.take(f"executing/{name}", MOMENT_SECONDS)
                 if self._clock() >= latest or (execution is not None and int(execution) > self._executions):
                     return False  # It waits for this task, which makes no more executions.
         except DifferentCallsError:

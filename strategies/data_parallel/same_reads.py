@@ -33,7 +33,7 @@ class SameReads:
     ) -> None:
         self._calls, self._me = calls, calls.me
         self._others = [name for name in names if name != calls.me]
-        self._board = board or Board()
+        self._board = board or calls.board
         self._clock = clock
         self._reads = 0
 

@@ -72,10 +72,18 @@ def is_listening(task: Task, timeout: float = 1.0) -> bool:
 
 
 def in_parallel(function: Callable[[_Each], object], each: Iterable[_Each], deadline: Deadline) -> None:
-    """Calls `function` for each task or group, in a thread for each, and waits for the calls until `deadline`."""
-    threads = [threading.Thread(target=function, args=(one,), name="tfdist-peers", daemon=True) for one in each]
-    for thread in threads:
-        thread.start()
+    """Calls `function` for each task or group, in a thread for each, and waits for the calls until `deadline`.
+
+    If no threads are left, it makes the calls one after the other.
+    """
+    threads = []
+    for one in each:
+        thread = threading.Thread(target=function, args=(one,), name="tfdist-peers", daemon=True)
+        try:
+            thread.start()
+            threads.append(thread)
+        except RuntimeError:
+            function(one)
     for thread in threads:
         thread.join(deadline.remaining())
 

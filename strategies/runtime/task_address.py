@@ -91,7 +91,10 @@ def _addresses(host: str, port: int) -> list[tuple[int, Any]]:
             errors.append(error)
 
     thread = threading.Thread(target=look_up, name="tfdist-names", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # No threads are left (ulimit -u, the limit of a container).
+        return before
     thread.join(LOOK_UP_SECONDS)
     if errors and errors[0].errno != socket.EAI_AGAIN:
         raise errors[0]

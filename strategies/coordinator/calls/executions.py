@@ -97,7 +97,7 @@ class Executions:
         self._lost_seconds = lost_seconds
         self._clock = clock
         self._lock = threading.RLock()  # Of the states of executions.
-        self._events: queue.SimpleQueue[Execution] = queue.SimpleQueue()  # Those whose state has changed.
+        self._events: queue.SimpleQueue[Execution | None] = queue.SimpleQueue()  # Whose state has changed; None: a ps is gone.
         self._may_have_missed = False  # Whether Ctrl-C may have come between an event and what follows from it.
         self._in_flight: set[Execution] = set()
         self._finished: dict[Any, deque[Execution]] = {}  # Those that their owners have not taken, by owner.
@@ -106,6 +106,8 @@ class Executions:
         self.is_exact = len(membership.owners) == 1
         self.taken = 0
         self.when_draining: Callable[[], None] = lambda: None
+        if watch is not None:
+            watch.when_gone = lambda: self._events.put(None)
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -245,7 +247,11 @@ class Executions:
             self._take_all()
         while self._in_flight and not is_over():
             try:
-                self._take(self._events.get(timeout=min(gone.within(POLL_SECONDS).remaining(), latest.remaining())))
+                event = self._events.get(timeout=min(gone.within(POLL_SECONDS).remaining(), latest.remaining()))
+                if event is None:
+                    self._check_servers()
+                    continue
+                self._take(event)
                 stalled = Deadline.after(STALLED_SECONDS, self._clock)
                 continue
             except queue.Empty:

@@ -44,7 +44,10 @@ def answering(tasks: Iterable[Task], deadline: Deadline, enough: int | None = No
         return asked == len(tasks) or (enough is not None and len(answered) >= enough)
 
     for task in tasks:
-        threading.Thread(target=ask, args=(task,), name="tfdist-probe", daemon=True).start()
+        try:
+            threading.Thread(target=ask, args=(task,), name="tfdist-probe", daemon=True).start()
+        except RuntimeError:  # No threads are left: one after the other.
+            ask(task)
     with changed:
         # Name resolution has limits of its own. If a callback holds Python's lock until then, the answers are here, unread.
         if not changed.wait_for(is_over, deadline.remaining() + 1.0):

@@ -154,6 +154,8 @@ class LocalReplicas:
         for block in (block for block in self.blocks if block.kind is Kind.SYNCHRONIZED):
             if self._membership.is_live(owner):
                 return  # It is back already.
+            if block in self._uninitialized:
+                continue  # No group has pushed it, and this thread must not trace what tells the ps.
             with _grace_time_instead():
                 live = len(self._membership.live)
                 self.functions.change_rounds(rounds.leave, block, self._rates_now(block.rates), [owner], live)

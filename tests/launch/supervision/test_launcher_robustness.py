@@ -351,6 +351,17 @@ def test_a_launcher_that_may_open_no_files_for_its_tasks_says_so_in_one_line(qui
     assert job.left() == {}
 
 
+def test_a_launcher_without_threads_says_so_in_one_line_and_with_one_it_finds_its_tasks(quick, start, script):
+    job = quick("print('one')", environment={"TFDIST_TEST_THREADS": "0"})
+    assert job.wait() == 2
+    assert job.output == "tfdist: the tasks cannot be started: can't start new thread\n"
+    job = start(
+        QUICK, "-n", "2", script(f"import time\ntime.sleep(1)\n{LISTENS}{ALL_LISTEN}"), environment={"TFDIST_TEST_THREADS": "1"}
+    )
+    assert job.wait() == 0, job.output
+    assert job.left() == {}
+
+
 def test_a_task_that_crashes_ends_its_log_with_its_python_stack(quick, tmp_path):
     job = quick("import ctypes\ndef crash():\n    ctypes.string_at(0)\ncrash()\n")
     assert job.wait() == 128 + signal.SIGSEGV

@@ -1,4 +1,4 @@
-"""Ctrl-C while the global parameters of a model are made, without a cluster."""
+"""Ctrl-C, and the loss of a group, while the global parameters of a model are made, without a cluster."""
 
 import os
 import signal
@@ -56,3 +56,15 @@ def test_what_the_interrupt_has_ended_is_done_with_the_next_blocks(monkeypatch):
         replicas.register([])
     replicas.register([])
     assert initialized == ["first", "first", "second"]
+
+
+def test_the_ps_are_not_told_of_a_lost_group_for_blocks_that_have_no_values_yet():
+    """What tells them is traced with the values. Another thread would trace it beside the main one, and fail."""
+    told, blocks = [], [SimpleNamespace(kind=Kind.SYNCHRONIZED, rates=(rate, 0.0)) for rate in (1.0, 2.0)]
+    replicas = LocalReplicas.__new__(LocalReplicas)
+    replicas.blocks, replicas._uninitialized = blocks, blocks[1:]
+    replicas._membership = SimpleNamespace(live=frozenset({0}), is_live=lambda owner: False)
+    replicas._rates_now = lambda rates: rates
+    replicas.functions = SimpleNamespace(change_rounds=lambda change, block, *_: told.append(block))
+    replicas._leave_rounds(1)
+    assert told == blocks[:1]

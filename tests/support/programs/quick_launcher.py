@@ -3,8 +3,9 @@
 The fork server is a fork of the launcher, because another Python would import all of it again. With TFDIST_TEST_EXEC=1 it is a
 Python of its own, as the fork server of users is; likewise with the next two.
 
-TFDIST_TEST_FILES=1 lets the launcher open no further file once the fork server has started, and 0 none for it. TFDIST_TEST_FAULT=1 makes the fork
-server fail. TFDIST_TEST_STOPPED is how many seconds a task may stay stopped.
+TFDIST_TEST_FILES=1 lets the launcher open no further file once the fork server has started, and 0 none for it.
+TFDIST_TEST_FAULT=1 makes the fork server fail. TFDIST_TEST_STOPPED is how many seconds a task may stay stopped.
+TFDIST_TEST_THREADS is how many threads may be started, as under a limit of a container.
 
 When the launcher knows that all tasks listen, it makes the file `all-listen` in its folder, for programs that wait for it: see
 `listening.py`.
@@ -17,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 from tfdist.launch.backends.local import fork_server, processes
@@ -102,6 +104,18 @@ def say_when_all_listen():
     Startup.ready, Startup.listening = forgets, says
 
 
+def limit_threads(left):
+    """Lets this process start so many threads and no more."""
+    start, numbers = threading.Thread.start, iter(range(left))
+
+    def start_if_left(thread):
+        if next(numbers, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    threading.Thread.start = start_if_left
+
+
 def make_quick():
     processes.subprocess = type(sys)("subprocess")
     processes.subprocess.__dict__.update(vars(subprocess), Popen=QuickPopen)
@@ -114,5 +128,7 @@ if __name__ == "__main__":
 
     make_quick()
     say_when_all_listen()
+    if "TFDIST_TEST_THREADS" in os.environ:
+        limit_threads(int(os.environ["TFDIST_TEST_THREADS"]))
     supervisor.STOPPED_SECONDS = float(os.environ.get("TFDIST_TEST_STOPPED", supervisor.STOPPED_SECONDS))
     sys.exit(run(["run", *sys.argv[1:]]))
