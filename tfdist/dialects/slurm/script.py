@@ -262,6 +262,6 @@ def _check_started(text: str, count: int, source: Source) -> None:
 
 def _commands(text: str, source: Source, known: Mapping[str, str]) -> Iterator[ShellCommand]:
     try:
-        yield from (command for command in commands(text, source, known) if command.words)
+        yield from (command for command in commands(text, source, known, os.environ) if command.words)
     except ClusterError:
         return  # A quotation that does not end; its own message would hide that of the options.
