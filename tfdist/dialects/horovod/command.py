@@ -260,6 +260,12 @@ def _mapping(options: dict[str, str], source: Source) -> tuple[str, str | None, 
         per_host, modifiers = modifiers[0], modifiers[2:]
     elif head not in ("", *_BY_HOST, "node"):
         raise _cannot_map(mapping, source)
+    elif head and per_host is not None and "map" in options and not options.keys() & {"bynode", "hydra"}:
+        raise source.error(
+            f"Open MPI 4 ignores -N {per_host} beside --map-by {head}, and starts a process on each slot; write "
+            f"--map-by ppr:{per_host}:node in place of both, or leave out one of them",
+            field="-N",
+        )
     named = [next((name for name in _MODIFIERS if len(word) > 1 and name.startswith(word)), word) for word in modifiers]
     if "span" in named or "nolocal" in named:
         raise _cannot_map(mapping, source)
