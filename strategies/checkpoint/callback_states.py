@@ -3,6 +3,7 @@
 Callbacks of the user's own begin anew.
 """
 
+import contextlib
 import csv
 import os
 from collections.abc import Iterable
@@ -25,8 +26,8 @@ _ATTRIBUTES: dict[type, tuple[str, ...]] = {
 }
 if hasattr(keras.callbacks, "OrbaxCheckpoint"):  # Older versions of Keras have none.
     _ATTRIBUTES[keras.callbacks.OrbaxCheckpoint] = (*_ATTRIBUTES[keras.callbacks.ModelCheckpoint][:3], "_total_batches_seen")
-_SIZE = "file_size"
-"""What a CSVLogger has in place of attributes: how many bytes its file had."""
+_SIZE, _FILE = "file_size", "file"
+"""What a CSVLogger has in place of attributes: how many bytes its file had, and its name."""
 
 _ARRAYS = {keras.callbacks.EarlyStopping: "best_weights"}
 
@@ -41,7 +42,7 @@ def states(callbacks: Iterable[Any]) -> tuple[dict[str, Any], dict[str, list[Any
     for name, kind, callback in _known(callbacks):
         values[name] = {attribute: _plain(getattr(callback, attribute, None)) for attribute in _ATTRIBUTES[kind]}
         if kind is keras.callbacks.CSVLogger and os.path.exists(callback.filename):
-            values[name][_SIZE] = os.path.getsize(callback.filename)
+            values[name] |= {_SIZE: os.path.getsize(callback.filename), _FILE: callback.filename}
         if kept := getattr(callback, _ARRAYS.get(kind, ""), None):
             arrays[name] = [np.asarray(array) for array in kept]
     return values, arrays
@@ -73,6 +74,24 @@ def continue_csv(callbacks: Iterable[Any], epoch: int, values: dict[str, Any]) -
                 os.truncate(callback.filename, size)
         elif not callback.append:  # Else rows of other trainings may be there.
             _keep_rows(callback, epoch)
+
+
+def begin_csv(callbacks: Iterable[Any], values: dict[str, Any]) -> None:
+    """Removes the rows that a `fit` has added to the file of a CSVLogger before it saved a backup, and makes anew.
+
+    Args:
+        callbacks: the callbacks of this `fit`.
+        values: what `states` returned at the end of the one before.
+    """
+    sizes = {each[_FILE]: each[_SIZE] for each in values.values() if _FILE in each}
+    for _, kind, callback in _known(callbacks):
+        if kind is not keras.callbacks.CSVLogger or not callback.append or callback.filename not in sizes:
+            continue
+        with contextlib.suppress(OSError), open(callback.filename, "r+b") as file:
+            file.seek(sizes[callback.filename])
+            added = file.read().splitlines()
+            if added and all(line.split(callback.sep.encode())[0].isdigit() for line in added):  # Nothing of the program's.
+                file.truncate(sizes[callback.filename])
 
 
 def _keep_rows(callback: keras.callbacks.CSVLogger, epoch: int) -> None:

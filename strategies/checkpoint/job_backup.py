@@ -115,6 +115,8 @@ class _Backups:
                 backup.continue_csv(given)
                 for logger in loggers:
                     logger.append = True  # By itself it would delete the rows before.
+            elif is_chief():
+                backup.begin_csv(given)
             callback = (_EachEpoch if self._batches is None else _EachBatch)(backup, given)
             bound.arguments["callbacks"] = with_callback(callback, model, callbacks)
             history = original(*bound.args, **bound.kwargs)

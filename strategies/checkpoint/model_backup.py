@@ -45,6 +45,7 @@ class ModelBackup:
         self._rates: list[tuple[Any, Any]] = []  # The learning rates of an epoch that continues in its middle.
         self._end_state: Any = None  # The state of random numbers at the end of a call that is passed over.
         self._end_path: str | None = None  # The file with the weights at the end of that call.
+        self._last_states: dict[str, Any] = {}  # Of the callbacks, at the end of that call, if the backup has no later one.
         self.has_restored_metrics = False
 
     # The beginning and the end of a call of `fit`.
@@ -87,6 +88,11 @@ class ModelBackup:
         """Makes the files of each CSVLogger end where a call of `fit` continues. A call that is passed over writes no row."""
         if self._saved_earlier is not None and not self._is_done:
             callback_states.continue_csv(callbacks, self._saved_earlier.epoch, self._saved_earlier.callbacks)
+
+    def begin_csv(self, callbacks: list[Any]) -> None:
+        """Makes the files of each CSVLogger end where a call of `fit` begins of which an earlier process has saved nothing."""
+        states, self._last_states = self._last_states, {}
+        callback_states.begin_csv(callbacks, states)
 
     def _read(self) -> None:
         saved, self._is_read = self.file.read(), True
@@ -232,7 +238,7 @@ class ModelBackup:
         if self._end_state is not None:
             random_numbers.set_state(self._end_state)
         if saved.fit == number:
-            self._saved_earlier = None
+            self._saved_earlier, self._last_states = None, saved.finished_fits[number - 1][2]
             self.file.forget()
 
     def forget_call(self) -> None:

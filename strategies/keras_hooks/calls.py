@@ -17,7 +17,7 @@ from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.private_api import patches
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Call:
     """A call of Keras' trainer: `fit`, `evaluate`, `predict` or `test_on_batch`.
 
@@ -25,11 +25,13 @@ class Call:
         name: of the method.
         epochs: those of a `fit`, such as "0 to 10"; "" for other methods.
         backups: how many `BackupAndRestore` a `fit` has; None for other methods.
+        rounds: how many epochs the next iterator of Keras reads on through: all of a `fit`, one for its validation data.
     """
 
     name: str
     epochs: str = ""
     backups: int | None = None
+    rounds: int = 1
 
 
 _running: list[Call] = []
@@ -92,9 +94,9 @@ def _noted(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) 
     if call.name == "fit":
         given = inspect.signature(original).bind(model, *args, **kwargs)
         given.apply_defaults()
-        epochs = f"{given.arguments['initial_epoch']} to {given.arguments['epochs']}"
+        first, end = given.arguments["initial_epoch"], given.arguments["epochs"]
         backups = sum(isinstance(each, keras.callbacks.BackupAndRestore) for each in listed(given.arguments["callbacks"]))
-        call = Call("fit", epochs, backups)
+        call = Call("fit", f"{first} to {end}", backups, rounds=max(end - first, 1))
     return _during(call, lambda: original(model, *args, **kwargs))
 
 

@@ -6,6 +6,7 @@
 
 import contextlib
 import inspect
+import itertools
 import logging
 import math
 import warnings
@@ -25,7 +26,7 @@ from tfdist.strategies.keras_hooks.held_optimizers import adopt_optimizer, begin
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs, Readers, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_own_updates
 from tfdist.strategies.keras_hooks.overridden_methods import replace_overridden
-from tfdist.strategies.private_api import KerasVariable, is_default, patches, symbolic_builds
+from tfdist.strategies.private_api import GeneratorDataAdapter, KerasVariable, is_default, patches, symbolic_builds
 from tfdist.strategies.private_api.deferred_restores import held_back
 
 _log = logging.getLogger("tfdist")
@@ -144,14 +145,26 @@ def _init_epoch_iterator(
         distributor = SimpleNamespace(experimental_distribute_dataset=hooks.batch_source)  # Keras calls nothing else of it.
     original(iterator, distributor, *args, **kwargs)
     iterator._distribute_strategy = distribute_strategy
-    source = iterator._distributed_dataset
+    source, call = iterator._distributed_dataset, calls.running()
     if isinstance(source, BatchSource):
         steps, execution = iterator.steps_per_epoch, iterator.steps_per_execution
         source.steps_per_epoch = steps and math.ceil(steps / execution) * execution  # Keras runs whole executions.
         source.batches_per_epoch = iterator.num_batches
-    call = calls.running()
+        if source.steps_per_epoch and call is not None:
+            _read_no_further(iterator.data_adapter, source.steps_per_epoch * call.rounds)
     if hooks is not None and call is not None:
+        call.rounds = 1
         hooks.begin_data(call, iterator.num_batches, source)
+
+
+def _read_no_further(adapter: Any, batches: int) -> None:
+    """Takes no more from a generator than a call, or a validation of `fit`, uses.
+
+    Keras reads ahead, as far as it has time, and drops the rest. So each task would get other batches the next time.
+    """
+    if isinstance(adapter, GeneratorDataAdapter):
+        whole = adapter.generator
+        adapter.generator = lambda: itertools.islice(whole(), batches)
 
 
 def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = None, data_batch: Any = None) -> None:

@@ -23,6 +23,9 @@ TFEpochIterator: Any = need("keras.src.backend.tensorflow.trainer", "TFEpochIter
 autoconvert_optionals: Any = need_function(
     TensorFlowTrainer, "_autoconvert_optionals", "self, step_func", "calls", since="3.12"
 )
+# Calls its attribute for each iteration of a generator: keras_hooks/trainer.py says how far it is read.
+GeneratorDataAdapter: Any = need("keras.src.trainers.data_adapters.generator_data_adapter", "GeneratorDataAdapter")
+need_attributes(GeneratorDataAdapter, "generator")
 
 # How `fit` splits `validation_split` off its data: the evaluator evaluates the same examples.
 train_validation_split: Any = need("keras.src.trainers.data_adapters.array_slicing", "train_validation_split")

@@ -22,6 +22,9 @@ NODES = "PBS -l walltime=1:00:00,nodes=2:ppn=4"
         (NODES, "N=$(wc -l $PBS_NODEFILE | awk '{print $1}')\nmpirun -np $((N * 2)) --oversubscribe python train.py", 16),
         (NODES, "mpirun_rsh -ssh -np 6 -hostfile $PBS_NODEFILE MV2_USE_CUDA=1 python train.py", 6),
         (NODES, "mpirun hostname\nmpirun -np 4 python train.py", 4),
+        (NODES, "mpirun -np 2 mkdir -p /scratch/a\nmpirun -np 4 python train.py", 4),
+        (NODES, "mpirun mkdir -p /scratch/a\nmpirun ./train", 8),
+        ("BSUB -nnodes 2", "jsrun -n 2 -r 1 cp data /mnt/bb\njsrun -n 12 -a 1 python train.py", 12),
         (NODES, "torchrun --nproc-per-node 2 train.py", 2),
         ('BSUB -n 8\n#BSUB -R "span[ptile=4]"', "mpirun python train.py", 8),
         ("BSUB -n 8", "mpirun -n $LSB_DJOB_NUMPROC -hostfile $LSB_DJOB_HOSTFILE python train.py", 8),
@@ -49,6 +52,12 @@ def test_the_processes_of_a_job_have_no_hosts(directive: str, run: str, count: i
         ("PBS -l nodes=2:ppn=x", "mpirun python train.py", "-l ppn: 'x' is not right; expected a whole number"),
         (CHUNKS, "mpirun -ppn 2 python train.py", "<text>:3: -N: 2 processes start on each node, and no nodes are named"),
         (CHUNKS, "mpirun python a.py\nmpirun -np 2 python b.py", "the commands in lines 3, 4 describe different clusters"),
+        (
+            CHUNKS,
+            "mpirun -np 4 env A=1 ./train\nmpirun -np 2 ./train",
+            "the commands in lines 3, 4 describe different clusters",
+        ),
+        (CHUNKS, "mpirun -np 4 ./cp\nmpirun -np 2 ./train cp", "the commands in lines 3, 4 describe different clusters"),
         ("BSUB -J 'a", "mpirun python train.py", "<text>:2: this line cannot be split into words: no closing quotation"),
     ],
 )

@@ -86,6 +86,19 @@ def test_the_tasks_of_volcano_are_jobs() -> None:
     assert "'default-nginx' is not the name of a job that trains" in refused(VOLCANO.replace("name: ps", "name: default-nginx"))
 
 
+@pytest.mark.parametrize(("gpus", "processes"), [(1, 2), (4, 2), (4, 8)])
+def test_mpirun_starts_a_process_for_each_pod_or_gpu_of_volcano(gpus: int, processes: int) -> None:
+    job = VOLCANO.replace("name: ps", "name: mpimaster").replace("nvidia.com/gpu: 1", f"nvidia.com/gpu: {gpus}")
+    command = "command: [sh, -c, 'H=`cat /etc/volcano/mpiworker.host`; mpiexec --host ${H} -np NUMBER python train.py']"
+    job = job.replace("{name: tensorflow, ports", f"{{name: tensorflow, {command}, ports")
+    assert len(kinds(job.replace("NUMBER", str(processes)))) == 2
+    of_gpus = " with 8 GPUs" if gpus > 1 else ""
+    assert f"tasks.0: its command starts 3 processes, and there are 2 pods that train{of_gpus}; let them agree" in refused(
+        job.replace("NUMBER", "3")
+    )
+    assert len(kinds(job.replace("NUMBER", "$N"))) == 2
+
+
 def test_ranked_jobs() -> None:
     assert hosts(JAX_JOB) == ["jax-worker-0.ml.svc:6666", "jax-worker-1.ml.svc:6666"]
     assert kinds(JAX_JOB) == [("worker", 4, 4)] * 2

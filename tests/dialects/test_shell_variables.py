@@ -53,6 +53,13 @@ KNOWN = [
     ('torchrun --nproc_per_node 4 `pwd`/x.py $(dirname "$0")/y', "4 workers"),
     ("N=4\nR=$(cat <<EOF\nmpirun -np $N\nEOF\n)\n$R python x", "4 workers"),
     ("R=\"$(cat <<-'EOF'\nmpirun -np 4\nEOF\n)\"\n$R python x", "4 workers"),
+    ("N=${N:-4}\nmpirun -np $N python x", "4 workers"),
+    ('export N="${N-4}"\nmpirun -np $N python x', "4 workers"),
+    ('mpirun -np "${N:-4}" python x', "4 workers"),
+    (': "${N:=4}"\nmpirun -np $N python x', "4 workers"),
+    ("N=2\nM=$((${N:-8} * ${K:-3}))\nmpirun -np $M python x", "6 workers"),
+    ('R="mpirun -np ${N:=4}"\n$R python x', "4 workers"),
+    ("#!/bin/bash\n#SBATCH -N 2\nsrun -n $((${SLURM_NNODES:-1} * ${N:-4})) python x", "8 workers"),
 ]
 UNKNOWN = {
     "it is set on a condition": "[ $A ] && N=4",
@@ -79,7 +86,13 @@ UNKNOWN = {
     "it is unset": "N=4\nunset N",
     "it is a command's output": "N=$(nproc)",
     "it is an argument": "N=$1",
-    "it has a default": "N=${N:-4}",
+    "it has a default that is no number": "N=${N:-a}",
+    "it has a default or another value": "[ $A ] && N=2\nN=${N:-4}",
+    "it has a default on a condition": "[ $A ] && N=${N:-4}",
+    "it has a default and is read": "read N\nN=${N:-4}",
+    "it has a default that another script may set": "source conf.sh\nN=${N:-4}",
+    "it has the default of an argument": "N=${1:-4}",
+    "it has the default of what a system sets": "N=${WORLD_SIZE:-4}",
     "it is an array": "N=(4)",
     "it is computed": "M=4\ndeclare -i N=M",
     "it belongs to a function": "f() { declare N=4\n}",
@@ -110,6 +123,25 @@ def test_a_variable_whose_default_is_a_program_is_a_program() -> None:
     for word in ("${1:-x}", "${1:--x.py}", "${1:-a b.py}"):
         with pytest.raises(ClusterError, match="is a shell variable among the options"):
             tfdist.read(f"torchrun --nproc_per_node=4 {word}")
+
+
+@pytest.mark.parametrize("script", ["mpirun -np ${N:-4} python x", ": ${N:=4}\nmpirun -np $N python x"])
+@pytest.mark.parametrize(
+    "before", ["N=$(nproc)\n", "[ $A ] && N=8\n", "for N in 1 2; do\n", "f() {\nN=${N:-8}\n}\n", "let N=A\n"]
+)
+def test_a_default_counts_only_of_a_variable_without_another_value(script: str, before: str) -> None:
+    with pytest.raises(ClusterError, match="has a shell variable"):
+        tfdist.read(before + script)
+
+
+def test_a_default_does_not_count_where_the_variable_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for inner in ("bash -c 'mpirun -np ${N:-4} python x'", "N=8 bash -c 'mpirun -np ${N:-4} python x'"):
+        with pytest.raises(ClusterError, match="has a shell variable"):
+            tfdist.read(inner.replace("N=8", "N=$(nproc)"))
+    monkeypatch.setenv("N", "8")
+    for script in ("mpirun -np ${N:-4} python x", "N=${N:-4}\nmpirun -np $N python x", ": ${N:=4}\nmpirun -np $N python x"):
+        with pytest.raises(ClusterError, match="has a shell variable"):
+            tfdist.read(script)
 
 
 def test_a_file_that_a_script_names_and_that_is_missing_is_said_with_the_line() -> None:

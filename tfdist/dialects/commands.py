@@ -93,18 +93,22 @@ def names_shell(text: str) -> bool:
 
 
 def launches(
-    text: str, source: Source, has_lines: bool = True, known: Mapping[str, str] = MappingProxyType({})
+    text: str,
+    source: Source,
+    has_lines: bool = True,
+    known: Mapping[str, str] = MappingProxyType({}),
+    environ: Mapping[str, str] | None = None,
 ) -> list[Launch]:
     """Returns the commands of a script that describe a cluster, in order; at most `MAX_LAUNCHERS`.
 
-    `known` variables are set where it runs. With `has_lines` messages name the line.
+    `known` and `environ` are those of `commands`. With `has_lines` messages name the line.
 
     Raises:
         ClusterError: for a quotation that does not end, and for a launcher that is only the value of a variable.
     """
     started: list[Launch] = []
     script = _Assignments()
-    for command in commands(check_text(text, source), source, known):
+    for command in commands(check_text(text, source), source, known, environ):
         launch = _launch(command, {**script.variables, **command.variables}, source, known) if command.words else None
         if launch is None or launch.words[:1] == ("srun",):
             script.note_use(command.words)

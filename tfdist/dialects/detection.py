@@ -152,7 +152,7 @@ def detect_launches(text: str, name: str, known: Mapping[str, str] = MappingProx
         return None
     has_lines = name != "<text>" or "\n" in text.replace("\\\n", "").strip()
     source = Source("command", name if has_lines else shown(text.strip(), 40)[1:-1])
-    found = launches(text, source, has_lines, known)
+    found = launches(text, source, has_lines, known, os.environ)
     return Launched(found, source, has_lines) if found else None
 
 

@@ -87,6 +87,8 @@ class CommandReader:
         reads_variables: whether `parse` takes a third argument, the variables of this process and those that the line sets.
         submits: takes the words and the source, too; returns the script that the command submits, in the language of the
             dialect's `text`. None if it submits none; then `parse` reads the command.
+        prepares: returns whether a command line starts a program that does not train, such as `cp`. It counts only where a
+            script has no other command. Must not raise.
     """
 
     programs: tuple[str, ...]
@@ -94,6 +96,7 @@ class CommandReader:
     options: frozenset[str] = frozenset()
     reads_variables: bool = False
     submits: Callable[[Sequence[str], Source], Document | None] = lambda words, source: None
+    prepares: Callable[[Sequence[str]], bool] = lambda words: False
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,6 +35,9 @@ def read_launches(launched: Launched, tasks: int | None = None, has_steps: bool 
     unstated: list[ClusterError] = []
     unplaced: list[UnplacedError] = []
     asked = set[int]()  # Processes that `mpirun` without a number starts.
+    launched = dataclasses.replace(
+        launched, launches=[each for each in launched.launches if not _prepares(each)] or launched.launches
+    )
     for launch in launched.launches:
         try:
             described.append(_read(launch, launched, tasks or 1))
@@ -126,6 +129,10 @@ def _without_task(described: list[Described]) -> Described:
     if isinstance(first, Cluster) and len({entry.task for entry in described if isinstance(entry, Cluster)}) > 1:
         return dataclasses.replace(first, task=None)
     return first
+
+
+def _prepares(launch: Launch) -> bool:
+    return bool(launch.words) and command_readers()[launch.dialect].prepares(launch.words)
 
 
 def _starts_python(launch: Launch) -> bool:

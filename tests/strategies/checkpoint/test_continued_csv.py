@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from backup_processes import KillAt
+from backup_processes import KillAt, Killed
 
 pytestmark = pytest.mark.slow
 
@@ -25,3 +25,30 @@ def test_the_columns_stay_as_they_are_if_a_restart_is_before_an_epoch_with_other
     assert process(lambda: program("continued.csv", killed_at)) is None
     assert process(lambda: program("continued.csv")) == whole
     assert whole.startswith("epoch,loss,word_error,val_loss,val_word_error")
+
+
+@pytest.mark.parametrize("note", ["", "the second call\n"])
+def test_a_later_call_that_is_killed_before_its_backup_has_each_row_once(process, tmp_path, note):
+    """A row may be written, and the backup of that epoch not yet. What the program writes between its calls stays."""
+
+    class Kill(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise Killed
+
+    def program(name, *last):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
+        for callbacks in ([], last):
+            logger = keras.callbacks.CSVLogger(tmp_path / name, append=True)
+            model.fit(X, X[:, :1], epochs=2, verbose=0, callbacks=[logger, *callbacks])
+            if not callbacks:
+                with open(tmp_path / name, "a") as file:
+                    file.write(note)
+        return (tmp_path / name).read_text()
+
+    whole = process(lambda: program("whole.csv"))
+    assert process(lambda: program("continued.csv", Kill())) is None
+    expected = whole.splitlines()
+    if note:
+        expected[4:4] = [expected[4], note.strip()]
+    assert process(lambda: program("continued.csv")).splitlines() == expected

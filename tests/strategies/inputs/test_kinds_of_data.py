@@ -42,6 +42,7 @@ EXPECTED = {
     "inputs_of_two_shapes_that_threads_load": EVERY_CALL,
     "some_batches_in_an_epoch": [[40, 0, 24], [40, 0, 24], [48, 0, 16], [40, 0, 24]],  # 3 batches, until the 8 are read.
     "a_generator_that_runs_dry": {"loss": [1.0, 0.0]},  # An epoch without steps.
+    "generators_that_are_read_on": [1.0, 4 / 3, 5 / 3, 1.5, 5.5, 1.0, 4.0, 7.0, 10.0],
     "validation_data_that_run_dry": {"loss": [1.0, 1.0], "val_loss": [1.0]},
     "evaluations_without_batches": [1, [1.0, 1.0], []],
     "examples_without_values": [[0.0], [8, 0, 3]],

@@ -5,6 +5,7 @@ replicas, or that of a cluster, as JSON.
 """
 
 import functools
+import itertools
 import json
 import sys
 import traceback
@@ -137,6 +138,23 @@ def a_generator_that_runs_dry(scope):
     batches = ((X[begin : begin + SIZE], Y[begin : begin + SIZE]) for begin in range(0, N, SIZE))
     record = regression(scope).fit(batches, steps_per_epoch=BATCHES, epochs=2, verbose=0).history
     return {name: np.round(values, 5).tolist() for name, values in record.items()}
+
+
+@case
+def generators_that_are_read_on(scope):
+    """In validations, of which Keras begins each with the first two batches again, and by several calls."""
+
+    def batches():
+        for number in itertools.count():  # Is the loss of the batch.
+            yield np.zeros((SIZE, 4), "float32"), np.full((SIZE, 1), number**0.5, "float32")
+
+    model = regression(scope)
+    losses = model.fit(X, Y, epochs=3, verbose=0, validation_data=batches(), validation_steps=3).history["val_loss"]
+    evaluated, trained = batches(), batches()
+    losses += [model.evaluate(evaluated, steps=4, verbose=0) for _ in range(2)]
+    for _ in range(2):
+        losses += model.fit(trained, steps_per_epoch=3, epochs=2, verbose=0).history["loss"]
+    return np.round(losses, 5).tolist()
 
 
 @case

@@ -13,7 +13,7 @@ DIALECT = Dialect(
     title="Horovod",
     example="a Horovod or MPI command line or host file (horovodrun -np 4 -H a:2,b:2; a slots=2)",
     text=TextReader(hosts.parse, looks_like=hosts.looks_like),
-    command=CommandReader(command.PROGRAMS, command.parse_command),
+    command=CommandReader(command.PROGRAMS, command.parse_command, prepares=command.prepares),
     environment=EnvironmentReader(environment.recognizes, environment.from_environ),
     writer=Writer(write.write, help="a host file of Horovod and Open MPI (a slots=2)", notes=write.notes),
 )

@@ -7,6 +7,7 @@ launcher starts all slots for an `-np` below their number; here `-np` counts, as
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.horovod import site_launchers
@@ -14,6 +15,7 @@ from tfdist.dialects.horovod.hosts import Hosts, cluster_of, merged, one_by_one,
 from tfdist.dialects.parsing.command_line import (
     HYDRAS,
     MPI_PROGRAMS,
+    PREPARES,
     check_places,
     check_single,
     check_variable,
@@ -90,10 +92,20 @@ def parse_command(words: list[str], source: Source) -> Cluster:
     return cluster_of(_ranks(words, source), source)
 
 
+def prepares(words: Sequence[str]) -> bool:
+    """Returns whether a command line starts a program that does not train, `jsrun -n 2 cp data /scratch`."""
+    try:
+        options = site_launchers.options if words[0] in site_launchers.PROGRAMS else _options
+        program = words[options(list(words), Source("horovod", ""))[1] :]
+    except ClusterError:
+        return False
+    return bool(program) and program[0] in PREPARES - {"env"}
+
+
 def stated_processes(words: list[str], source: Source) -> int | None:
     """Returns the number of processes of a command line of mpirun or horovodrun; None if that cannot be read, or has none."""
     try:
-        options = _options(words, source)
+        options, _ = _options(words, source)
         return _number(options, "np", source) if "np" in options else None
     except ClusterError:
         return None
@@ -102,7 +114,7 @@ def stated_processes(words: list[str], source: Source) -> int | None:
 def _ranks(words: list[str], source: Source) -> list[str]:
     """Returns the host of each rank."""
     is_horovod = words[0].startswith("horovod")
-    options = _options(words, source)
+    options, _ = _options(words, source)
     if is_horovod:
         _check_elastic(options, source)
     if words[0] == "mpirun_rsh" and "hostfile" not in options:
@@ -129,8 +141,8 @@ def _ranks(words: list[str], source: Source) -> list[str]:
     return _placed(hosts, limit, options, source)
 
 
-def _options(words: list[str], source: Source) -> dict[str, str]:
-    """Returns the launcher's own options by meaning, up to the user's program."""
+def _options(words: list[str], source: Source) -> tuple[dict[str, str], int]:
+    """Returns the launcher's own options by meaning, and the position of the user's program."""
     options: dict[str, str] = {"hydra": ""} if words[0] in HYDRAS else {}
     is_horovod = words[0].startswith("horovod")
     alone, values = (_HOROVOD_ALONE, _HOROVOD_VALUES) if is_horovod else (_MPI_ALONE, _MPI_VALUES)
@@ -167,7 +179,7 @@ def _options(words: list[str], source: Source) -> dict[str, str]:
             raise source.error(
                 "ranks are placed by a file; name the hosts with -H in the order of the ranks", field=f"--{name}"
             )
-    return options
+    return options, position
 
 
 def _add(options: dict[str, str], name: str, value: str, written: str, source: Source, is_horovod: bool) -> None:
@@ -260,6 +272,12 @@ def _mapping(options: dict[str, str], source: Source) -> tuple[str, str | None, 
         per_host, modifiers = modifiers[0], modifiers[2:]
     elif head not in ("", *_BY_HOST, "node"):
         raise _cannot_map(mapping, source)
+    elif head and per_host is not None and "map" in options and not options.keys() & {"bynode", "hydra"}:
+        raise source.error(
+            f"Open MPI 4 ignores -N {per_host} beside --map-by {head}, and starts a process on each slot; write "
+            f"--map-by ppr:{per_host}:node in place of both, or leave out one of them",
+            field="-N",
+        )
     named = [next((name for name in _MODIFIERS if len(word) > 1 and name.startswith(word)), word) for word in modifiers]
     if "span" in named or "nolocal" in named:
         raise _cannot_map(mapping, source)

@@ -33,7 +33,7 @@ PROGRAMS = tuple(_VALUED)
 
 def parse_command(words: Sequence[str], source: Source) -> Cluster:
     """Returns a worker for each process. Raises ClusterError for bad options, and without a number of processes."""
-    found, end = _options(words, source)
+    found, end = options(words, source)
     program = words[end:]
     check_single(program, source)
     if ":" in program:
@@ -44,7 +44,7 @@ def parse_command(words: Sequence[str], source: Source) -> Cluster:
     return Cluster(tuple(Task("worker", rank, slots=max(1, gpus), gpus=gpus) for rank in range(count)), source=source)
 
 
-def _options(words: Sequence[str], source: Source) -> tuple[dict[str, str], int]:
+def options(words: Sequence[str], source: Source) -> tuple[dict[str, str], int]:
     """Returns the launcher's options by name, and the position of the program."""
     launcher, found, position = words[0], dict[str, str](), 1
     valued, switches = _VALUED[launcher], _SWITCHES[launcher]

@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.kubernetes.fields import checked_total, need, pods_at_a_time, replica_count
+from tfdist.dialects.kubernetes.launcher import check_processes
 from tfdist.dialects.kubernetes.pods import container, gpus, namespace, object_name, port, tpu
 from tfdist.dialects.parsing.document import shown
 from tfdist.dialects.parsing.node import Node
@@ -69,13 +70,20 @@ def _volcano(job: Node) -> Cluster:
     used = plugins.mapping().keys() if plugins else set()
     is_mpi = "pytorch" not in used and not used.isdisjoint({"ssh", "mpi"})
     names, plugin_port = _of_plugins(plugins)
-    for group, role in _roles(list(need(spec, "tasks").entries()), job, is_mpi=is_mpi, single=None, names=names):
+    groups = list(need(spec, "tasks").entries())
+    roles = _roles(groups, job, is_mpi=is_mpi, single=None, names=names)
+    for group, role in roles:
         pod = container(group.get("template"), None)
         width, label = _width(pod, role), group.child("name").value
         here = plugin_port or port(pod, "tfjob-port", _VOLCANO_PORT)
         for index in range(checked_total(group, tasks, replica_count(group), width)):
             host = f"{name}-{label}-{index}.{name}.{space}.svc" if name and label else None
             tasks.append(_task(tasks, role, host, here if host else None, width))
+    slots = sum(task.slots for task in tasks)
+    for group in groups:
+        if all(group is not each for each, _ in roles):
+            of_gpus = f" with {slots} GPUs" if slots > len(tasks) else ""
+            check_processes(group, {len(tasks), slots}, f"there are {len(tasks)} pods that train{of_gpus}")
     return _cluster(tasks, job, spec)
 
 

@@ -1,7 +1,7 @@
-"""The processes that the launcher of an MPIJob starts, by the command of its pod."""
+"""The processes that the launcher of an MPIJob or a Volcano Job starts, by the command of its pod."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from tfdist.dialects.horovod.command import PROGRAMS, stated_processes
 from tfdist.dialects.kubernetes.pods import container
@@ -11,17 +11,20 @@ from tfdist.dialects.parsing.shell import SHELL_OPTION, commands
 from tfdist.errors import ClusterError, Source
 
 
-def check_processes(launcher: Node, slots: int) -> None:
-    """Raises ClusterError if the commands of a launcher start other numbers of processes than the pods have slots."""
+def check_processes(launcher: Node, counts: Collection[int], pods: str) -> None:
+    """Raises ClusterError if the commands of a launcher start other numbers of processes than those that train.
+
+    Args:
+        launcher: the group of pods that it is.
+        counts: the numbers that it may start.
+        pods: what there is, for the message: "the pods have 8 slots".
+    """
     pod = container(launcher.get("template"), None)
     parts = [pod.child(name).value for name in ("command", "args")] if pod else []
     words = [str(word) for part in parts if isinstance(part, list) for word in part]
     stated = [stated_processes(command, launcher.source) for command in _launches(words, launcher.source)]
-    if None not in stated and stated and slots not in stated:
-        raise launcher.error(
-            f"its command starts {stated[-1]} processes, and the pods have {slots} slots (slotsPerWorker times replicas); let "
-            "them agree"
-        )
+    if None not in stated and stated and set(counts).isdisjoint(stated):
+        raise launcher.error(f"its command starts {stated[-1]} processes, and {pods}; let them agree")
 
 
 def _launches(words: Sequence[str], source: Source) -> Iterator[list[str]]:

@@ -131,7 +131,8 @@ def _mpijob(job: Node) -> Cluster:
     if not tasks:
         raise spec.error("the MPIJob has no Worker replicas, and its launcher runs no rank")
     if launcher := kinds.get("Launcher"):
-        check_processes(launcher, sum(task.slots for task in tasks))
+        total = sum(task.slots for task in tasks)
+        check_processes(launcher, [total], f"the pods have {total} slots (slotsPerWorker times replicas)")
     return Cluster(tuple(tasks), source=job.source)
 
 

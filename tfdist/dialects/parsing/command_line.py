@@ -41,6 +41,11 @@ PREFIXES = names(
 )
 """Programs that start the program behind them."""
 
+PREPARES = names(
+    "mkdir rm cp mv ln ls cat echo printf hostname date sleep touch chmod tar rsync sbcast nvidia-smi env printenv"
+)
+"""Programs that do not train: a script may start them on any number of tasks."""
+
 
 def options(
     words: list[str],

@@ -76,15 +76,27 @@ class ShellCommand:
     is_background: bool = False
 
 
-def commands(text: str, source: Source, known: Mapping[str, str] = MappingProxyType({})) -> Iterator[ShellCommand]:
-    """Yields the commands of a script, in order.
+def commands(
+    text: str,
+    source: Source,
+    known: Mapping[str, str] = MappingProxyType({}),
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[ShellCommand]:
+    """Yields the commands of a script, in order. Here-documents are left out.
 
-    Here-documents are left out. `known` variables are set where it runs. Raises ClusterError for a quotation that does not end.
+    Args:
+        text: the script.
+        source: for messages.
+        known: variables that are set where it runs.
+        environ: what it would get from this process. Other variables have the default of `${A:-8}`; None if they may not.
+
+    Raises:
+        ClusterError: for a quotation that does not end.
     """
     words: list[str] = []
     text = text.replace("\r\n", "\n")
     array: list[str] | None = None  # What has been found of `NAME=(...)`, whose name is the last of `words`.
-    before, literals = "\n", Literals(text, known)
+    before, literals = "\n", Literals(text, known, environ)
     for kind, content, line in _words(text, source, literals):
         if kind == "word" and array is not None:
             array.append(content)

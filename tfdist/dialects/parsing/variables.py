@@ -1,4 +1,4 @@
-"""The variables of a shell script that stand in it as literals: `NP=8` at its top level, assigned once.
+"""The variables of a shell script that stand in it as literals: `NP=8` at its top level, assigned once, or `${NP:-8}`.
 
 Other values depend on what a shell executes, so they stay as they are written. The dialects refuse them where they matter.
 """
@@ -6,7 +6,7 @@ Other values depend on what a shell executes, so they stay as they are written. 
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
 _ASSIGNED = re.compile(r"(?<![\w$-])([A-Za-z_]\w*)(?:\[[^\]\n]{0,99}\])?(?:\+|:)?=", re.ASCII)
@@ -34,6 +34,21 @@ _LITERAL = re.compile(
 )
 """A value of which all is known but for variables in it. What is nothing but a variable stays as it is."""
 _USE = re.compile(r"(?<!\\)\$(?:\{(\w+)(?:\[([0-9]{1,4})\])?\}|(\w+))", re.ASCII)
+_DEFAULT = re.compile(r"(?<!\\)\$\{([A-Za-z_]\w*):?[-=]([1-9][0-9]{0,8})\}", re.ASCII)
+"""`${NP:-8}`: a number, if the variable has no other."""
+_OWN_DEFAULT = re.compile(
+    r"""(?<![\w$-])([A-Za-z_]\w*)=["']?\$\{\1:?-([1-9][0-9]{0,8})\}["']?(?=[\s;&|)]|\Z)"""
+    r"""|\$\{([A-Za-z_]\w*):?=([1-9][0-9]{0,8})\}""",
+    re.ASCII,
+)
+_COLON = re.compile(r"""^:[ \t]+["']?\$\{([A-Za-z_]\w*):?=([1-9][0-9]{0,8})\}""", re.ASCII | re.MULTILINE)
+"""`: ${NP:=8}`, which sets it for the commands below."""
+_OF_SYSTEM = re.compile(
+    r"(?:SLURM|SLURMD|SBATCH|PBS|LSB|LSF|SGE|PE|OMPI|PMI|PALS|MPI|HOROVOD|PET|PADDLE|SM|TF|AIP|SKYPILOT|LOCAL|GROUP|NODE)_\w*"
+    r"|WORLD_SIZE|NSLOTS|NHOSTS|NCPUS",
+    re.ASCII,
+)
+"""Variables that schedulers and launchers set, where the script runs."""
 _ALL = re.compile(r"""("?)\$\{(\w+)\[([@*])\]\}"?""", re.ASCII)
 _FACTOR = r"(?:\w+|\$SLURM_\w+|\$\{SLURM_\w+\})"
 _PRODUCT = re.compile(rf"\$\(\([ \t]*({_FACTOR}(?:[ \t]*\*[ \t]*{_FACTOR})*)[ \t]*\)\)", re.ASCII)
@@ -72,7 +87,7 @@ class Literals:
         exported: the variables that the programs of the next command get.
     """
 
-    def __init__(self, text: str, known: Mapping[str, str]) -> None:
+    def __init__(self, text: str, known: Mapping[str, str], environ: Mapping[str, str] | None = None) -> None:
         counts: dict[str, int] = {}
         done = _SAID.sub("", text)
         for match in _ASSIGNED.finditer(done):
@@ -86,6 +101,7 @@ class Literals:
         # Those that are set where the script runs, unless it changes them itself.
         self._inherited = {name: value for name, value in known.items() if name not in counts and name not in changed}
         self._arrays: dict[str, list[str]] = {}
+        self._defaults = None if environ is None else _Defaults(done, counts, changed | set(environ))
         self._exported: set[str] = set()
         self.exported: dict[str, str] = {}
         self._open_blocks: list[str] = []
@@ -122,6 +138,7 @@ class Literals:
             self._values.clear()
             self._programs.clear()
             self._arrays.clear()
+            self._defaults = None
             self.exported.clear()
         if self._is_conditional() or before in _DEPENDS or behind in ("|", "&", "("):
             return  # It depends on something, or is in a process of its own, or an array.
@@ -172,7 +189,8 @@ class Literals:
         return self._substituted(self._counted(text))
 
     def _substituted(self, text: str) -> str:
-        known = _EXPR.sub(lambda match: f"$(({' * '.join(re.findall('[0-9]+', match[1]))}))", _USE.sub(self._value, text))
+        text = _USE.sub(self._value, _DEFAULT.sub(self._value_or_default, text))
+        known = _EXPR.sub(lambda match: f"$(({' * '.join(re.findall('[0-9]+', match[1]))}))", text)
         return _PRODUCT.sub(self._product, known)
 
     def _counted(self, text: str) -> str:
@@ -183,7 +201,15 @@ class Literals:
         return text
 
     def _get(self, name: str, otherwise: str) -> str:
+        if self._defaults is not None:
+            otherwise = self._defaults.assigned.get(name, otherwise)
         return self._values.get(name, self._inherited.get(name, self._programs.get(name, otherwise)))
+
+    def _value_or_default(self, match: re.Match[str]) -> str:
+        value = self._values.get(match[1], self._inherited.get(match[1]))
+        if value is None and self._defaults is not None and self._defaults.holds(match[1], match[2]):
+            return match[2]
+        return value or match[0]
 
     def _value(self, match: re.Match[str]) -> str:
         name, place = match[1] or match[3], match[2]
@@ -200,3 +226,30 @@ class Literals:
         if all(re.fullmatch(r"[1-9][0-9]{0,8}", factor) for factor in factors) and len(factors) < 10:
             return str(math.prod(map(int, factors)))
         return f"$(({' * '.join(factors)}))"
+
+
+class _Defaults:
+    """The variables of a script that have a default and no other value, unless somebody sets them before it runs.
+
+    Attributes:
+        assigned: those that a line sets to it, `: ${NP:=8}`.
+    """
+
+    def __init__(self, text: str, counts: Mapping[str, int], others: Collection[str]) -> None:
+        """Finds them.
+
+        Args:
+            text: the script without comments.
+            counts: how often it assigns each variable.
+            others: the names of variables that get other values.
+        """
+        self._counts, self._others = counts, others
+        found = [(match[1] or match[3], match[2] or match[4]) for match in _OWN_DEFAULT.finditer(text)]
+        self._own = {name: default for name, default in found if counts.get(name) == 1}
+        self.assigned = {match[1]: match[2] for match in _COLON.finditer(text) if self.holds(match[1], match[2])}
+
+    def holds(self, name: str, default: str) -> bool:
+        """Returns whether `${name:-default}` is the default."""
+        if name in self._others or _OF_SYSTEM.fullmatch(name):
+            return False
+        return name not in self._counts or self._own.get(name) == default

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects.parsing.command_line import MPI_PROGRAMS, PREFIXES, check_single, names
+from tfdist.dialects.parsing.command_line import MPI_PROGRAMS, PREFIXES, PREPARES, check_single, names
 from tfdist.dialects.parsing.document import Document
 from tfdist.dialects.parsing.shell import ShellCommand, commands
 from tfdist.dialects.parsing.values import Values
@@ -42,10 +42,6 @@ _PLACES = names("nodelist relative")
 """Options that start a step on some of the nodes of the job."""
 _OWN_CPUS = ("$SLURM_CPUS_PER_TASK", "${SLURM_CPUS_PER_TASK}")
 _STARTERS = frozenset({"srun", "horovodrun", "torchrun", "accelerate", "deepspeed", "ibrun", *MPI_PROGRAMS})
-_PREPARES = names(
-    "mkdir rm cp mv ln ls cat echo printf hostname date sleep touch chmod tar rsync sbcast nvidia-smi env printenv"
-)
-"""Programs that do not train: a script may start them on any number of tasks."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +190,7 @@ def _starts_python(command: ShellCommand, position: int) -> bool:
 
 def _prepares(command: ShellCommand, position: int) -> bool:
     program = _program(command, position)
-    return not _PREPARES.isdisjoint(program[:1]) or _runs_text(program)
+    return not PREPARES.isdisjoint(program[:1]) or _runs_text(program)
 
 
 def _runs_text(program: Sequence[str]) -> bool:
@@ -262,6 +258,6 @@ def _check_started(text: str, count: int, source: Source) -> None:
 
 def _commands(text: str, source: Source, known: Mapping[str, str]) -> Iterator[ShellCommand]:
     try:
-        yield from (command for command in commands(text, source, known) if command.words)
+        yield from (command for command in commands(text, source, known, os.environ) if command.words)
     except ClusterError:
         return  # A quotation that does not end; its own message would hide that of the options.
