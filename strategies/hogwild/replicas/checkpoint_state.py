@@ -110,6 +110,9 @@ def restore(replicas: Any, model: Any, state: dict[str, Any]) -> None:
     """
     if not state:
         _log.debug("the file has no state of worker groups; each starts from the chief's values")
+        for variable in (variable for variables in _parts(model).values() for variable in variables.values()):
+            if variable.kind is Kind.COUNTER and variable.block is not None and id(variable) in variable.block.assigned:
+                variable.restored = _for_each(replicas, variable.value_on_chief())  # Its slots have all of these updates.
         return
     fits = int(state["groups"]) == len(replicas.owners)
     if not fits:
@@ -129,7 +132,10 @@ def restore(replicas: Any, model: Any, state: dict[str, Any]) -> None:
             continue
         for number, variable in zip(numbers, variables.values(), strict=True):
             own = {int(name): value for name, value in _below(state, f"own/{part}/{number}/") if value.shape == variable.shape}
-            if own and fits:
+            if own and not fits:  # What the chief has of the slots is the mean of groups with these counts.
+                trained = [int(each) for each in own.values() if variable.kind is Kind.COUNTER and each]
+                own = _for_each(replicas, np.int64(np.mean(trained))) if trained else {}
+            if own:
                 with replicas.assigning(variable):  # Groups first pull the chief's values, then take their own.
                     pass
                 variable.restored = own
@@ -140,6 +146,11 @@ def restore(replicas: Any, model: Any, state: dict[str, Any]) -> None:
         if any(variable.restored_outer for variable in block.variables):
             block.trained_by = block.inner_optimizer = None  # The momentum is that of the file.
         restore_outer(block)
+
+
+def _for_each(replicas: Any, value: Any) -> dict[int, Any]:
+    """Returns the value for each group."""
+    return dict.fromkeys(range(len(replicas.owners)), value)
 
 
 def assign_restored(block: ParameterBlock, group: int, device: str) -> None:

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from tfdist.strategies.coordinator.calls.tracing import tracing_lock
 from tfdist.strategies.hogwild.replicas import checkpoint_state
 from tfdist.strategies.hogwild.synchronization.global_parameters import ParameterBlock
@@ -105,6 +107,8 @@ class ChiefValues:
         elif variable.kind is Kind.FROM_CHIEF or (variable.block is not None and not self._is_trained(variable)):
             self._replicas.edits.warn_if_late("slots of an optimizer" if variable.is_slot else variable.path)
         self._refresh(variable)
+        if variable.kind is Kind.COUNTER and variable.block is not None and id(variable) not in variable.block.assigned:
+            variable.count_before = int(variable.value_on_chief())
         yield
         variable.restored, variable.restored_outer = {}, {}
         if variable.block is not None:
@@ -134,6 +138,8 @@ class ChiefValues:
             self._replicas.wait_until_idle()  # Executions that wait for a group make progress, too.
             if block.kind in (Kind.OWN, Kind.SEED):
                 self._keep_own(block)
+            elif block.kind is Kind.COUNTER:
+                self._keep_counts(block)
             elif block.is_ahead:
                 self._replicas.collect(self._beside(block))
             block.publish()
@@ -146,6 +152,24 @@ class ChiefValues:
             for variable in block.variables:
                 if id(variable) not in block.assigned:
                     variable.restored[group] = block.cut(vector, variable).copy()
+
+    def _keep_counts(self, block: ParameterBlock) -> None:
+        """Lets groups count on. What they count of a counter that is assigned moves in proportion.
+
+        By their counts optimizers correct the bias of slots that begin with zeros. A group's slots have its own updates. Before
+        the first update they come from elsewhere, with all updates that are assigned.
+        """
+        found = self._replicas.collect([], others={block: self._replicas.current_owners(block)})[block]
+        for variable in block.variables:
+            own = {group: int(block.cut(vector, variable)) for group, vector in found.items()}
+            trained, variable.group_count = [count for count in own.values() if count], None
+            is_assigned, now = id(variable) in block.assigned, int(variable.value_on_chief())
+            before = variable.count_before if is_assigned else now
+            if before and trained:
+                mean = variable.group_count = round(sum(trained) / len(trained) * now / before)
+                for group, count in own.items():
+                    moved = round(count * now / before) if count or not is_assigned else mean
+                    variable.restored.setdefault(group, np.int64(moved))
 
     def note_execution(self) -> None:
         """Notes that the chief has the results of one more execution."""

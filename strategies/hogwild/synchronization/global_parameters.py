@@ -162,6 +162,8 @@ class ParameterBlock:
                 shard.parameters.assign(tf.constant(self.values[part]))
 
     def _value(self, variable: LocalVariable) -> Any:
+        if variable.group_count is not None:
+            return np.asarray(variable.group_count, self.dtype.as_numpy_dtype)
         return self.cut(self.values, variable) if self.is_newer_than(variable) else variable.value_on_chief()
 
     def cut(self, vector: Any, variable: LocalVariable) -> Any:

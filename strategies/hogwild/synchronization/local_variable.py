@@ -126,6 +126,8 @@ class LocalVariable(VariableBase):
         is_slot: whether it is a slot of an optimizer, with floating-point numbers.
         is_nonnegative: whether groups take the mean of it and it had no negative value at first, see nonnegatives.py.
         moved: how far the program has moved a counter by assigning it.
+        count_before: the count before the program assigned a counter; what groups count moves in proportion.
+        group_count: the count with which a group begins; None if it is the chief's.
         path: that of the Keras variable which has it, if a step of its model has been traced; else its name.
     """
 
@@ -146,6 +148,8 @@ class LocalVariable(VariableBase):
         self.is_slot = False
         self.is_nonnegative = False
         self.moved = 0
+        self.count_before = 0
+        self.group_count: int | None = None
         self._uncounted = 0  # Updates to be added to the chief's variable.
         self._is_read = False  # Whether the program has read this count, since updates were last added.
         # TensorFlow's variables have these attributes.

@@ -198,14 +198,13 @@ class PushPull:
         return change if rounding_error is None else change + rounding_error
 
 
-def pull_anew(block: ParameterBlock, server_group: int, group: Any, groups: int) -> None:
+def pull_anew(block: ParameterBlock, server_group: int, group: Any) -> None:
     """Assigns the values of the shards to the local replica of a group. Its progress is dropped.
 
     Args:
         block: a block of any kind.
         server_group: number of the server group of the worker group.
         group: number of the worker group, int32 scalar.
-        groups: number of worker groups.
     """
     complete = []
     if block.kind is Kind.SYNCHRONIZED and block.optimizer.in_rounds:
@@ -213,9 +212,7 @@ def pull_anew(block: ParameterBlock, server_group: int, group: Any, groups: int)
         complete = [tf.identity(shard.state["round"].read()) for shard in block.shards[server_group]]
     with tf.control_dependencies(complete):
         vector = _pull_shards(block, server_group, group)
-    if block.kind is Kind.COUNTER:
-        vector //= tf.cast(groups, vector.dtype)  # Each group makes an equal part of the updates.
-    elif block.kind is Kind.SEED:
+    if block.kind is Kind.SEED:
         vector += tf.cast(group, vector.dtype) * SEED_STRIDE
     block.assign_replica(vector)
     if block.kind is Kind.SYNCHRONIZED:

@@ -77,7 +77,7 @@ class SynchronizationFunctions:
     def _run(self, task: Task, block: ParameterBlock, server_group: int, control: Control) -> Any:
         with block.place():
             if task is Task.PULL_ANEW:
-                pull_anew(block, server_group, control.group, len(self._strategy.worker_groups))
+                pull_anew(block, server_group, control.group)
             elif block.kind is not Kind.SYNCHRONIZED or (task is Task.FLUSH and block.optimizer.pushes_parameters):
                 return block.read_replica()
             else:

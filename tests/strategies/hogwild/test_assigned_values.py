@@ -25,6 +25,7 @@ class Variable:
     def __init__(self, value, kind=Kind.SYNCHRONIZED):
         self.value, self.kind, self.version = np.float32(value), kind, 0
         self.restored, self.restored_outer = {}, {}
+        self.count_before, self.group_count = 0, None
 
     def value_on_chief(self):
         return np.asarray(self.value)
@@ -91,16 +92,36 @@ def test_progress_since_an_assignment_is_collected_and_the_assigned_value_stays(
     assert block.values.tolist() == [7.0, 2.5]
 
 
-def test_groups_get_the_chiefs_counts_of_optimizers_whose_counter_was_not_assigned():
-    """The counter of one of two optimizers: what a group has counted itself is a part of the other one's updates."""
+@pytest.mark.parametrize(
+    ("before", "assigned", "by_groups", "begin"),
+    [
+        (800, 0, {0: 0, 1: 0}, 0),
+        (800, 400, {0: 150, 1: 250}, 200),
+        (0, 400, {}, 400),  # Slots that are assigned before the first update have all of them.
+    ],
+)
+def test_groups_count_on_in_proportion_where_the_chief_assigns_a_counter_of_two_optimizers(before, assigned, by_groups, begin):
     first, second = Variable(0, Kind.COUNTER), Variable(0, Kind.COUNTER)
     block = block_of(first, second)
-    chief = chief_of(block, [400, 400])  # What the first of two groups has counted.
-    block.dirty = {0, 1}
-    first.value = second.value = np.float32(800)  # As the chief has counted.
-    assign(chief, first, 0)
+    chief = chief_of(block, [400, 400])
+    block.dirty, block.of_groups = {0, 1}, {0: np.float32([min(before, 300), 300]), 1: np.float32([min(before, 500), 500])}
+    first.value, second.value = np.float32(before), np.float32(800)  # As the chief has counted.
+    assign(chief, first, assigned)
     chief.publish()
-    assert block.values.tolist() == [0, 800]
+    assert block.values.tolist() == [begin, 400]  # With which a group begins that has not trained.
+    assert first.restored == by_groups and second.restored == {0: 300, 1: 500}
+    assert (first.value, second.value) == (assigned, 800)
+
+
+def test_the_only_group_that_has_trained_counts_what_is_assigned_and_others_begin_with_it():
+    """As after train_on_batch. Slots that are assigned beside the counter are those of all groups."""
+    counter = Variable(0, Kind.COUNTER)
+    block = block_of(counter)
+    chief = chief_of(block, [3])
+    block.dirty, block.of_groups, counter.value = {0}, {0: np.float32([3]), 1: np.float32([0])}, np.float32(3)
+    assign(chief, counter, 500)
+    chief.publish()
+    assert block.values.tolist() == [500] and counter.restored == {0: 500, 1: 500}
 
 
 def test_a_variable_that_leaves_its_block_keeps_what_was_assigned():

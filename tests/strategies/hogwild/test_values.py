@@ -81,6 +81,15 @@ def test_groups_train_a_layer_from_a_saved_model(results):
     assert kernel == pytest.approx([1.0] * 4, abs=0.05) and max(differences) < 1e-5
 
 
+def test_adam_corrects_the_bias_of_slots_by_the_updates_that_come_with_them(results):
+    """Not by a share of them for each group."""
+    moved, counts, again = results["counts_of_slots"]
+    corrected = 0.9 / (1 - 0.9**1001), 0.999 / (1 - 0.999**1001)
+    assert moved == pytest.approx(0.1 * corrected[0] / corrected[1] ** 0.5, rel=1e-4)
+    assert counts == [1002, 1002, 5002, 5002]
+    assert again == pytest.approx(0, abs=1e-6)
+
+
 def test_models_that_the_step_of_another_one_trains_and_averages_are_synchronized(results):
     """They are in a closure, not in the model. So is the optimizer, whose slots each group has for itself."""
     kernels, differences, kinds = results["of_other_models"]

@@ -270,6 +270,50 @@ def of_other_models():
     return kernels, far + differences(), [slot._value.kind.value for slot in optimizer.momentums]
 
 
+def counts_of_slots():
+    """Returns how far a gradient of zero moves a weight by Adam's slots, which the program has assigned as those of 1000 updates,
+    what two groups have counted after two updates each, also after a file of one process, and how far a step differs that is
+    repeated from the same state.
+    """
+
+    def adam():
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+            model.compile(keras.optimizers.Adam(0.1), "mse")
+            model.optimizer.build(model.trainable_variables)
+        return model
+
+    zeros, ones = np.zeros((1, 1), "float32"), np.ones((1, 1), "float32")
+    model = adam()
+    for slot in model.optimizer._momentums + model.optimizer._velocities:
+        slot.assign(ones)
+    model.optimizer.iterations.assign(1000)
+    before = model.get_weights()[0].item()
+    model.train_on_batch(zeros, zeros)
+    moved = before - model.get_weights()[0].item()
+    counter, counts = model.optimizer.iterations._value.replica, []
+    for file in (None, "counts.weights.h5"):
+        model.optimizer.iterations.assign(1000)
+        if file:
+            model.save_weights(file)
+            with h5py.File(file, "a") as saved:
+                del saved["tfdist_training_state"]
+                saved["optimizer/vars/0"][()] = 5000
+            model.load_weights(file)
+        model.fit(np.zeros((4, 1)), np.zeros((4, 1)), batch_size=1, verbose=0)
+        counts += [int(counter.read(group.devices[0])) for group in strategy.worker_groups]
+    model, after = adam(), []
+    model.train_on_batch(ones, 9 * ones)
+    state = model.get_state_tree(value_format="numpy_array")
+    for again in (False, True):
+        if again:
+            model.set_state_tree(state)
+        model.train_on_batch(ones, -ones)
+        after.append(model.get_weights()[0].item())
+        model.train_on_batch(ones, ones)
+    return moved, counts, after[0] - after[1]
+
+
 cases = (
     averages_and_scales,
     assigned,
@@ -280,6 +324,7 @@ cases = (
     exported,
     loaded,
     of_other_models,
+    counts_of_slots,
 )
 results = {case.__name__: case() for case in cases}
 Path("results.json").write_text(json.dumps(results))
