@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.errors import DifferentCallsError
 from tfdist.strategies.data_parallel import orbax
-from tfdist.strategies.data_parallel.board import DifferentCallsError
 from tfdist.strategies.data_parallel.first_batch import FirstBatch
 from tfdist.strategies.data_parallel.prediction_loop import PredictionLoop
 from tfdist.strategies.data_parallel.random_state import of_first_task

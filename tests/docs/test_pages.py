@@ -1,5 +1,6 @@
 """The pages: links lead somewhere, and the README's example and picture are real."""
 
+import builtins
 import os
 import re
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import pytest
 from support_paths import CHECKOUT
 
+from tfdist import errors
 from tfdist.launch.commands import help_topics, run_command
 from tfdist.translate import main
 
@@ -34,6 +36,15 @@ def test_every_flag_of_run_is_on_a_page_and_not_only_in_its_help():
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     names = [name for topic in help_topics.topics(run_command.FLAGS).values() for name in topic]
     assert [name for name in names if not re.search(rf"--?(no)?{name}\b|`{name}`", text)] == []
+
+
+def test_the_errors_of_the_reference_can_be_imported_and_are_what_it_says():
+    reference = (CHECKOUT / "docs" / "reference.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+Error)` \| `([\w.]+)`", reference, re.MULTILINE)
+    assert len(rows) == 7
+    for name, base in rows:
+        if name != "TaskLostError":  # One of TensorFlow's.
+            assert issubclass(getattr(errors, name), getattr(errors, base, None) or getattr(builtins, base)), name
 
 
 def test_the_readme_shows_the_picture_of_its_cluster(capsys):

@@ -3,9 +3,9 @@
 import pytest
 
 from tfdist.cluster import Task
-from tfdist.errors import ClusterError
+from tfdist.errors import ClusterError, ServersGoneError
 from tfdist.strategies.coordinator.members import server_watch as module
-from tfdist.strategies.coordinator.members.server_watch import ServersGoneError, ServerWatch
+from tfdist.strategies.coordinator.members.server_watch import ServerWatch
 from tfdist.strategies.runtime.lost_timeout import VARIABLE, lost_seconds
 
 PS = [Task("ps", index, host=f"p{index}", port=1) for index in range(2)]
