@@ -1,5 +1,6 @@
 """The pages: links lead somewhere, and the README's example and picture are real."""
 
+import ast
 import builtins
 import os
 import re
@@ -15,6 +16,7 @@ from tfdist.translate import main
 
 PAGES = [*CHECKOUT.glob("*.md"), *CHECKOUT.glob("benchmarks/*.md"), *CHECKOUT.glob("docs/**/*.md")]
 SMALL = '{"chief": 1, "worker": 1, "ps": 1}'
+ROOMS = [path.parent for room in ("tfdist", "strategies", "launch") for path in sorted((CHECKOUT / room).rglob("__init__.py"))]
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 
 
@@ -65,6 +67,14 @@ def test_the_example_of_the_readme_trains(start, tmp_path, launcher):
     assert ("57/57" if launcher else "Epoch 10/10") in job.output
     assert (tmp_path / "digits.keras").exists()
     assert job.left(within=10) == {}  # Nor of the servers that the program has started itself.
+
+
+@pytest.mark.parametrize("folder", ROOMS, ids=lambda folder: str(folder.relative_to(CHECKOUT)))
+def test_the_docstring_of_a_room_says_where_to_start_reading_and_names_files_that_exist(folder):
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+    assert re.search(r"\b[Ss]tart\s(reading\sat|with)\b", text)
+    roots = (CHECKOUT, *ROOMS)
+    assert [name for name in re.findall(r"`([\w/]+\.py)`", text) if not any((root / name).exists() for root in roots)] == []
 
 
 def test_the_defaults_on_the_page_of_the_launcher_describe_a_job(tmp_path):
