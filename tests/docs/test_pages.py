@@ -17,6 +17,10 @@ from tfdist.translate import main
 PAGES = [*CHECKOUT.glob("*.md"), *CHECKOUT.glob("benchmarks/*.md"), *CHECKOUT.glob("docs/**/*.md")]
 SMALL = '{"chief": 1, "worker": 1, "ps": 1}'
 ROOMS = [path.parent for room in ("tfdist", "strategies", "launch") for path in sorted((CHECKOUT / room).rglob("__init__.py"))]
+OF_THE_LAUNCHER = {
+    f"TFDIST_{name}"
+    for name in ("COUNT_STEPS", "ENDS_WITH_CHIEF", "LAUNCH", "MEASURE", "REPORT", "START_TIMEOUT", "STARTED", "VERBOSE")
+}
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 
 
@@ -47,6 +51,13 @@ def test_the_errors_of_the_reference_can_be_imported_and_are_what_it_says():
     for name, base in rows:
         if name != "TaskLostError":  # One of TensorFlow's.
             assert issubclass(getattr(errors, name), getattr(errors, base, None) or getattr(builtins, base)), name
+
+
+def test_the_reference_lists_every_variable_that_a_user_may_set():
+    reference = (CHECKOUT / "docs" / "reference.md").read_text(encoding="utf-8")
+    files = [path for room in ROOMS for path in room.glob("*.py")]
+    in_code = {name for path in files for name in re.findall(r"\bTFDIST_[A-Z_]+\b", path.read_text(encoding="utf-8"))}
+    assert set(re.findall(r"`(TFDIST_[A-Z_]+)`", reference)) == in_code - OF_THE_LAUNCHER
 
 
 def test_the_readme_shows_the_picture_of_its_cluster(capsys):
