@@ -44,6 +44,8 @@ class DataParallelHooks(KerasHooks):
         is_chief: whether this task writes files and shows progress.
     """
 
+    layout: Layout
+
     def __init__(self, strategy: Any, layout: Layout, is_chief: bool = True) -> None:
         self._strategy = strategy
         self.layout = layout
