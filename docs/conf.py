@@ -48,7 +48,7 @@ napoleon_use_ivar = True
 nitpicky = True  # what an annotation names has to be in the reference, or be one of these
 nitpick_ignore_regex = [
     ("py:.*", r"(tf|absl|os|collections)\..*"),
-    ("py:.*", r"StartTimeoutError|UnsupportedVersionError"),  # not public
+    ("py:.*", r"StartTimeoutError|UnsupportedVersionError"),  # in a table of the reference
 ]
 
 

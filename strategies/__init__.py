@@ -93,7 +93,7 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     from tfdist.strategies import own_devices, versions
     from tfdist.strategies.checkpoint import atomic_saving, environment, job_backup
     from tfdist.strategies.inputs import cache_files
-    from tfdist.strategies.model_parallel import refusal
+    from tfdist.strategies.model_parallel import refusal as sharding_refusal
     from tfdist.strategies.runtime import interrupts, other_strategies, proxies, reachability, run_summary, save_signal
 
     proxies.leave_out(cluster)
@@ -118,7 +118,7 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
         other_strategies.refuse()
     atomic_saving.install(strategy)
     job_backup.install(strategy)
-    refusal.install(strategy)  # These two are last, so that they come before the hooks of the strategy.
+    sharding_refusal.install(strategy)  # These two are last, so that they come before the hooks of the strategy.
     interrupts.install()
     return strategy
 

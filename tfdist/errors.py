@@ -1,6 +1,6 @@
-"""`ClusterError`, the one error that a bad cluster description raises, and `Source`, which makes its message.
+"""The errors that a program may catch, and `Source`, which makes the message of a `ClusterError`.
 
-Also `UnsupportedVersionError`, which is here because the launcher recognizes it without importing TensorFlow.
+Only `TaskLostError` is elsewhere (strategies/data_parallel/lost_tasks.py), because it is one of TensorFlow's.
 """
 
 import difflib
@@ -23,6 +23,26 @@ class UnsupportedVersionError(ImportError):
 
     The message is one sentence: the version, the reason, and the command that installs a version that works.
     """
+
+
+class StartTimeoutError(TimeoutError):
+    """Tasks did not start in time. The message names them."""
+
+
+class JobLostTaskError(RuntimeError):
+    """The job has lost tasks without which the training cannot go on. The message names them."""
+
+
+class WorkersGoneError(JobLostTaskError):
+    """In every worker group some worker has stopped answering while executions were in flight, or no group runs any."""
+
+
+class ServersGoneError(JobLostTaskError):
+    """A ps does not answer any more, so that its part of the parameters cannot be reached."""
+
+
+class DifferentCallsError(RuntimeError):
+    """The tasks of a strategy whose tasks train together make different calls. The message names them."""
 
 
 class UnstatedError(ClusterError):

@@ -18,21 +18,23 @@ from tfdist.synchronization import COMPRESSIONS, DEFAULT_SYNC_PERIOD, TOPOLOGIES
 HOGWILD_FLAGS = {
     "sync_period": "Updates of a worker group between two synchronizations. Default: as the description says, else 16.",
     "outer": f"Outer optimizer, which changes the global parameters: {', '.join(OUTER_OPTIMIZERS)}. Default: nesterov.",
-    "outer_learning_rate": "Learning rate of the outer optimizer.",
-    "outer_momentum": "Momentum of outer nesterov and delayed_nesterov.",
-    "elastic_rate": "Moving rate of outer elastic.",
-    "topology": f"Which parameters a group synchronizes with: {', '.join(TOPOLOGIES)}.",
+    "outer_learning_rate": "Learning rate of the outer optimizer. Default: by outer and inner optimizer, and number of groups.",
+    "outer_momentum": "Momentum of outer nesterov and delayed_nesterov. Default: as for --outer_learning_rate; that of "
+    "nesterov may grow while the learning rate falls.",
+    "elastic_rate": "Part of the way that local replica and global parameters move toward each other with outer elastic. "
+    "Default: 0.9 / groups.",
+    "topology": f"Which parameters a group synchronizes with: {', '.join(TOPOLOGIES)}. Default: global.",
     "compression": f"How progress is sent: {', '.join(COMPRESSIONS)}. Default: by the speed of the network. "
     "parameter_server takes bf16.",
     "fragments": "Number of parts of the parameters that are synchronized in turn. Default: 1.",
-    "adaptive": "Synchronize slower groups after fewer updates.",
+    "adaptive": "Synchronize slower groups after fewer updates. Default: all after equally many.",
     "synchronization_weights": f"What gives a push its weight: {', '.join(WEIGHTS)}. Default: groups.",
     "delay": "Updates of a group between its push and its pull. Default: measured.",
     "quorum": "Groups that must have pushed before a round of outer nesterov can end without the others. Default: 1.",
     "grace": "Sync periods for which a group waits for others in a round of outer nesterov. Default: 4, or 1 beside a group "
     "that is twice as slow.",
     "longest_period": "The largest sync period to which a slow network may lengthen it. Default: it does not change.",
-    "average_momentum": "Average the momentum of SGD, RMSprop, Lion or Muon, too, in outer nesterov.",
+    "average_momentum": "Average the momentum of SGD, RMSprop, Lion or Muon, too, in outer nesterov. Default: it stays local.",
 }
 """Hogwild's flags: `sync_period` and the fields of `Synchronization`. `synchronization_weights` is the field `weights`."""
 

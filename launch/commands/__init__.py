@@ -1,6 +1,6 @@
 """The command `tfdist`, also `python -m tfdist`: run, plan, translate, status, logs, cancel, scale, doctor, completion.
 
-Each verb imports what it needs when it runs, so that `tfdist --help` answers at once.
+Each verb imports what it needs when it runs, so that `tfdist --help` answers at once. Start with `run_command.py`.
 """
 
 import importlib

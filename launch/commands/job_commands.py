@@ -39,10 +39,14 @@ Exit code: 0; 1 if the job has failed, was cancelled or is lost.
 Prints what the tasks of a job have printed so far, each line with the name of its task; with TASK (worker:1), that of one.
 
   -f, --follow   go on until the job has ended
+
+Exit code: 0, however the job ends; 2 if there is no such job, or its logs are gone.
 """,
     "cancel": """usage: tfdist cancel HANDLE
 
 Ends a job with SIGTERM, and waits until it has ended. A job that has ended already stays as it is.
+
+Exit code: 0 if the job has ended; 2 if there is no such job, or it does not end.
 """,
 }
 

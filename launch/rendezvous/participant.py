@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from tfdist.cluster import Cluster, Task
-from tfdist.errors import ClusterError
+from tfdist.errors import ClusterError, StartTimeoutError
 from tfdist.json_values import object_in
 from tfdist.launch.backends.local.ports import HeldPorts
 from tfdist.launch.rendezvous.clock import SYSTEM_CLOCK, Clock
 from tfdist.launch.rendezvous.member_info import MemberInfo, TaskId, enumeration, name_of, read_texts
 from tfdist.launch.rendezvous.stores.interface import OpenStore, StoreUnavailableError
 from tfdist.rank_info import RankInfo
-from tfdist.strategies.runtime.peers import LOG_SECONDS, StartTimeoutError
+from tfdist.strategies.runtime.peers import LOG_SECONDS
 
 REPEAT_SECONDS = 2.0
 """Period after which a process writes its member info again: the store may have been restarted."""

@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.calls.executions import Executions, WorkersGoneError
+from tfdist.errors import WorkersGoneError
+from tfdist.strategies.coordinator.calls.executions import Executions
 from tfdist.strategies.coordinator.members import made_before
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.coordinator.prediction_loop import PredictionLoop

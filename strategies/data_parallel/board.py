@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tfdist.errors import DifferentCallsError
 from tfdist.strategies.private_api.eager_context import publish, published, unpublish
 
 ADVICE = (
@@ -24,10 +25,6 @@ STEP_ADVICE = (
     "what Python decides in a step by the batch, each replica decides by its own part of it: decide by the number of steps, or "
     "update in every step"
 )
-
-
-class DifferentCallsError(RuntimeError):
-    """The tasks of a strategy whose tasks train together make different calls. The message names them."""
 
 
 LOOK_SECONDS = 1.0

@@ -23,7 +23,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.data_parallel.board import DATA_ADVICE, Board, DifferentCallsError
+from tfdist.errors import DifferentCallsError
+from tfdist.strategies.data_parallel.board import DATA_ADVICE, Board
 
 WAIT_SECONDS = 1.0
 """How long the first task waits for the fingerprints of others after an execution, in which all have read a batch."""

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.errors import DifferentCallsError
 from tfdist.strategies.data_parallel import orbax
-from tfdist.strategies.data_parallel.board import DifferentCallsError
 from tfdist.strategies.data_parallel.first_batch import FirstBatch
 from tfdist.strategies.data_parallel.prediction_loop import PredictionLoop
 from tfdist.strategies.data_parallel.random_state import of_first_task
@@ -43,6 +43,8 @@ class DataParallelHooks(KerasHooks):
         layout: the replicas of the cluster and of this task.
         is_chief: whether this task writes files and shows progress.
     """
+
+    layout: Layout
 
     def __init__(self, strategy: Any, layout: Layout, is_chief: bool = True) -> None:
         self._strategy = strategy

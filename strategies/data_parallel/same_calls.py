@@ -20,7 +20,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.data_parallel.board import ADVICE, BACKUP_ADVICE, DATA_ADVICE, STEP_ADVICE, Board, DifferentCallsError
+from tfdist.errors import DifferentCallsError
+from tfdist.strategies.data_parallel.board import ADVICE, BACKUP_ADVICE, DATA_ADVICE, STEP_ADVICE, Board
 from tfdist.strategies.data_parallel.first_batch import FirstBatch
 from tfdist.strategies.data_parallel.lost_tasks import LostTasks, TaskLostError
 from tfdist.strategies.private_api.error_report import keep_context

@@ -8,7 +8,8 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 
-from tfdist.strategies.data_parallel.board import Board, DifferentCallsError
+from tfdist.errors import DifferentCallsError
+from tfdist.strategies.data_parallel.board import Board
 from tfdist.strategies.data_parallel.same_calls import POLL_SECONDS, SameCalls
 
 ADVICE = (

@@ -10,6 +10,7 @@ import enum
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tfdist.strategies.inputs.batch_shards import Layout
 from tfdist.strategies.inputs.source import BatchSource
 from tfdist.strategies.keras_hooks.task_requests import TaskRequests
 
@@ -36,10 +37,12 @@ class KerasHooks(abc.ABC):
     Attributes:
         task_requests: what makes all tasks save, or stop, after the same step; None if the chief can do so alone.
         shows_progress: whether this task shows Keras' progress bar.
+        layout: the replicas, where those in the tasks that run the program have all parameters each; None for worker groups.
     """
 
     task_requests: TaskRequests | None = None
     shows_progress: bool = True
+    layout: Layout | None = None
 
     @abc.abstractmethod
     def step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Logs]:
@@ -167,4 +170,10 @@ def hooks_of(strategy: Any) -> KerasHooks | None:
 
 def is_data_parallel(strategy: Any) -> bool:
     """Returns whether the replicas of a strategy of tfdist are in the tasks that run the program, each with all parameters."""
-    return hasattr(hooks_of(strategy), "layout")
+    return layout_of(strategy) is not None
+
+
+def layout_of(strategy: Any) -> Layout | None:
+    """Returns the layout of the hooks of a strategy; None if it has none, or no hooks."""
+    layout: Layout | None = getattr(hooks_of(strategy), "layout", None)
+    return layout

@@ -20,7 +20,7 @@ from tfdist.strategies.keras_hooks.build_scope import strategy_in_own_loop
 from tfdist.strategies.keras_hooks.checks.own_code import owner_of
 from tfdist.strategies.keras_hooks.gradient_sums import pieces_of_all, sums_of
 from tfdist.strategies.keras_hooks.held_optimizers import ids_of_counters, variables_of, with_inner
-from tfdist.strategies.keras_hooks.interface import hooks_of, is_data_parallel
+from tfdist.strategies.keras_hooks.interface import hooks_of, is_data_parallel, layout_of
 from tfdist.strategies.keras_hooks.overridden_methods import replace_overridden
 from tfdist.strategies.keras_hooks.replicas import batch_normalization, batch_sums, decibels, own_values, replica_context
 from tfdist.strategies.keras_hooks.replicas.overwritten import is_overwritten, with_largest
@@ -124,7 +124,7 @@ def _note_branch(replica: Replica) -> None:
     if tf.executing_eagerly() or replica.graph in (None, graph := tf.compat.v1.get_default_graph()):
         return
     replica.branches.append(graph)
-    layout = getattr(hooks_of(replica.strategy), "layout", None)
+    layout = layout_of(replica.strategy)
     if replica.share is not None and (layout is None or len(layout.local) > 1):
         raise ValueError(
             "the step applies gradients in a tf.cond, an `if` on a tensor, or a loop of TensorFlow, where the replicas of "

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks.build_scope import outside_of_steps, strategy_in_own_loop, strategy_of
 from tfdist.strategies.keras_hooks.gradient_sums import pieces_of_all, sums_of
 from tfdist.strategies.keras_hooks.held_optimizers import adopt_optimizer, ids_of_counters, variables_of
-from tfdist.strategies.keras_hooks.interface import hooks_of, is_data_parallel
+from tfdist.strategies.keras_hooks.interface import hooks_of, is_data_parallel, layout_of
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
 from tfdist.strategies.keras_hooks.replicas.same_rows import with_values
@@ -103,7 +103,7 @@ def _replica_in_run() -> Replica | None:
     """Returns the replica that runs a step of the user's own in `strategy.run`; else None."""
     if (strategy := strategy_in_own_loop()) is None:
         return None
-    layout = getattr(hooks_of(strategy), "layout", None)
+    layout = layout_of(strategy)
     number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
     return Replica(strategy, int(number) if layout is None else layout.local_index(), None, reduced=True)
 

@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from tfdist.cluster import Task
+from tfdist.errors import StartTimeoutError
 from tfdist.strategies.runtime import reachability
 from tfdist.strategies.runtime.deadline import Deadline
-from tfdist.strategies.runtime.peers import Missing, StartTimeoutError, listener, not_connected, wait_for_tasks
+from tfdist.strategies.runtime.peers import Missing, listener, not_connected, wait_for_tasks
 from tfdist.strategies.runtime.task_address import connect
 
 GREETING = b"tfdist waits as "

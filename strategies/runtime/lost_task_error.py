@@ -2,9 +2,7 @@
 
 import tensorflow as tf
 
-
-class JobLostTaskError(RuntimeError):
-    """The job has lost tasks without which the training cannot go on. The message names them."""
+from tfdist.errors import JobLostTaskError
 
 
 def says_lost_task(error: BaseException) -> bool:

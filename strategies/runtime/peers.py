@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 from tfdist.cluster import Task
+from tfdist.errors import StartTimeoutError
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.task_address import connect
 
@@ -28,10 +29,6 @@ _Each = TypeVar("_Each")
 
 _failures: dict[str, str] = {}
 """Why tasks will not start, by their addresses."""
-
-
-class StartTimeoutError(TimeoutError):
-    """Tasks did not start in time. The message names them."""
 
 
 class Missing(enum.Enum):

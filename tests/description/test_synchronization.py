@@ -69,6 +69,10 @@ def test_non_default_returns_the_options_that_differ_from_their_defaults():
     ]
 
 
+def test_the_help_of_every_option_says_its_default():
+    assert [name for name, text in HOGWILD_FLAGS.items() if "Default: " not in text] == []
+
+
 @pytest.mark.parametrize(
     ("options", "inner", "groups", "rates"),
     [

@@ -214,4 +214,6 @@ def test_elements_are_those_of_bash(array: str, word: str) -> None:
     )
     *_, command = commands(script, Source("command", "a test"))
     ours = [each.replace("$((2))", "2") for each in command.words]
-    assert ours == shell.stdout.split("\0")[:-1] or any("$" in each for each in ours)
+    as_written = ["program", "first", word.replace('"', ""), "last"]  # What is not known stays.
+    is_known = "[@]" in word and "''" not in array
+    assert ours == shell.stdout.split("\0")[:-1] or (ours == as_written and not is_known)

@@ -15,12 +15,11 @@ from tools import needs
 from waits import wait_until
 
 from tfdist import ClusterError
-from tfdist.errors import Source
+from tfdist.errors import Source, StartTimeoutError
 from tfdist.launch.rendezvous import leader, member
 from tfdist.launch.rendezvous.meet import meet
 from tfdist.launch.rendezvous.stores import tcp
 from tfdist.rank_info import RankInfo, Store
-from tfdist.strategies.runtime.peers import StartTimeoutError
 
 needs_redis = needs("redis")
 PASSWORD = "a-Secret_of-some-length"

@@ -15,17 +15,17 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.errors import ServersGoneError, WorkersGoneError
 from tfdist.strategies.coordinator.calls.execution import Execution, State
 from tfdist.strategies.coordinator.calls.tracing import tracing_lock
 from tfdist.strategies.coordinator.members.call_gate import CallGate
 from tfdist.strategies.coordinator.members.group_answers import GroupAnswers
 from tfdist.strategies.coordinator.members.membership import Membership
 from tfdist.strategies.coordinator.members.queue_readers import GroupCall
-from tfdist.strategies.coordinator.members.server_watch import ServersGoneError, ServerWatch
+from tfdist.strategies.coordinator.members.server_watch import ServerWatch
 from tfdist.strategies.private_api.coordinator import dispatch_context, schedule_for_reader, schedule_on_coordinator
 from tfdist.strategies.runtime import chief_device
 from tfdist.strategies.runtime.deadline import Deadline
-from tfdist.strategies.runtime.lost_task_error import JobLostTaskError
 from tfdist.strategies.runtime.lost_timeout import DEFAULT_SECONDS
 
 STALLED_SECONDS = 300.0
@@ -50,10 +50,6 @@ POLL_SECONDS = 5.0
 """How often the chief asks for answers while it waits."""
 
 _log = logging.getLogger("tfdist")
-
-
-class WorkersGoneError(JobLostTaskError):
-    """In every worker group some worker has stopped answering while executions were in flight, or no group runs any."""
 
 
 class Executions:

@@ -8,10 +8,10 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from tfdist.cluster import Task
+from tfdist.errors import ServersGoneError
 from tfdist.strategies.coordinator.members.disconnect import disconnect
 from tfdist.strategies.coordinator.members.probe import PROBE_SECONDS, answering
 from tfdist.strategies.runtime.deadline import Deadline
-from tfdist.strategies.runtime.lost_task_error import JobLostTaskError
 from tfdist.strategies.runtime.peers import waiting_for
 
 POLL_SECONDS = 2.0
@@ -22,10 +22,6 @@ LEAST_SECONDS = 1.0
 new one would wait for it."""
 
 _log = logging.getLogger("tfdist")
-
-
-class ServersGoneError(JobLostTaskError):
-    """A ps does not answer any more, so that its part of the parameters cannot be reached."""
 
 
 class ServerWatch:

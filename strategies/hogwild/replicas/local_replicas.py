@@ -232,7 +232,7 @@ class LocalReplicas:
     def have_pulled(self, block: ParameterBlock) -> list[int]:
         """Returns the groups that have had the parameters of a block since the chief had all, also those that are lost now.
 
-        None if none has trained since: what the chief has is exact, and not rounded.
+        Empty if none has trained since: what the chief has is exact, and not rounded.
         """
         pulled = list(self._pulled.items()) if block.has_progress else []
         return [owner for (owner, each), (generation, _) in pulled if each is block and generation >= block.of_values]

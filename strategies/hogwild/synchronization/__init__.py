@@ -1,4 +1,5 @@
 """One synchronization: what a group pushes and pulls, what a ps keeps of it, and how the global parameters change.
 
-Outer optimizers, rounds, compressors and topologies are pure functions and values, in files of these names.
+Outer optimizers, rounds, compressors and topologies are pure functions and values, in files of these names. Start with
+`push_pull.py`.
 """

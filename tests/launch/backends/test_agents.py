@@ -150,9 +150,8 @@ def test_what_an_agent_has_said_is_the_reason_not_the_line_that_srun_adds(open_l
 
 def test_a_message_to_a_host_that_reads_nothing_waits_in_memory(open_link):
     connection = open_link("time.sleep(60)")
-    begin = time.monotonic()
     connection.say({"start": "x" * 10_000_000})
-    assert time.monotonic() - begin < 30 and connection.lost is None
+    assert connection.lost is None  # It would not be if `say` had waited until the host ended.
 
 
 def test_a_python_that_lacks_a_package_of_tfdist_is_named():

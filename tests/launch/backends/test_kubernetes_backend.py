@@ -84,7 +84,7 @@ def cluster_of_this_file(tmp_path_factory):
         python = WarmPython(MARK, *COMMANDS, "kubernetes", KUBECONFIG=str(folder / "kubeconfig"))
         yield Here(folder, cluster, python)
         python.close()
-    assert cluster.processes == {} or all(process.wait(5) is not None for process in cluster.processes.values())
+    assert all(process.wait(5) is not None for process in cluster.processes.values())
 
 
 @pytest.fixture

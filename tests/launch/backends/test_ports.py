@@ -6,9 +6,9 @@ import pytest
 from reserved import free_port
 
 from tfdist import Cluster, ClusterError, Task
+from tfdist.errors import StartTimeoutError
 from tfdist.launch.backends.local.ports import HeldPorts, is_local
 from tfdist.strategies.runtime.each_other import wait_for_each_other
-from tfdist.strategies.runtime.peers import StartTimeoutError
 
 
 @pytest.fixture

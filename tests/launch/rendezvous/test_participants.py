@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tfdist.errors import ClusterError, Source
+from tfdist.errors import ClusterError, Source, StartTimeoutError
 from tfdist.launch.rendezvous import participant
 from tfdist.launch.rendezvous.clock import Clock
 from tfdist.launch.rendezvous.leader import Leader
@@ -13,7 +13,6 @@ from tfdist.launch.rendezvous.member_info import MemberInfo
 from tfdist.launch.rendezvous.participant import MAX_LEADERS
 from tfdist.launch.rendezvous.stores.interface import StoreUnavailableError
 from tfdist.rank_info import RankInfo, Store
-from tfdist.strategies.runtime.peers import StartTimeoutError
 
 
 class MemoryStore:

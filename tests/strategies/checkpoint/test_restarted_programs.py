@@ -17,9 +17,9 @@ import pytest
 import tensorflow as tf
 from backup_processes import KillAt, Killed
 
+from tfdist.errors import WorkersGoneError
 from tfdist.strategies.checkpoint import backup_file, job_backup, model_backup
 from tfdist.strategies.checkpoint.environment import FOLDER
-from tfdist.strategies.coordinator.calls.executions import WorkersGoneError
 
 pytestmark = pytest.mark.slow
 

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 import pytest
 
 from tfdist.cluster import Task
+from tfdist.errors import ServersGoneError, WorkersGoneError
 from tfdist.strategies.coordinator.calls import executions as module
 from tfdist.strategies.coordinator.calls.backups import Backups
 from tfdist.strategies.coordinator.calls.execution import State
-from tfdist.strategies.coordinator.calls.executions import Executions, WorkersGoneError
+from tfdist.strategies.coordinator.calls.executions import Executions
 from tfdist.strategies.coordinator.members import group_answers
 from tfdist.strategies.coordinator.members.call_gate import CallGate
 from tfdist.strategies.coordinator.members.group_answers import GroupAnswers
 from tfdist.strategies.coordinator.members.membership import Membership
-from tfdist.strategies.coordinator.members.server_watch import ServersGoneError
 
 PS = 9
 

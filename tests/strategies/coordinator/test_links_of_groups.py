@@ -9,9 +9,10 @@ import pytest
 import tensorflow as tf
 
 from tfdist.cluster import Task
+from tfdist.errors import WorkersGoneError
 from tfdist.strategies.coordinator.calls.backups import Backups
 from tfdist.strategies.coordinator.calls.execution import State
-from tfdist.strategies.coordinator.calls.executions import Executions, WorkersGoneError
+from tfdist.strategies.coordinator.calls.executions import Executions
 from tfdist.strategies.coordinator.members import cut_links
 from tfdist.strategies.coordinator.members.call_gate import CallGate
 from tfdist.strategies.coordinator.members.cut_links import CutLinks

@@ -313,9 +313,7 @@ def test_a_task_answers_if_it_sends_what_http_2_servers_send_first(listener):
         thread.start()
         assert probe.answering([task], Deadline.after(10.0)) == expected
         thread.join(10)
-    begin = time.monotonic()
     assert probe.answering([task], Deadline.after(0.2)) == set()  # The kernel accepts for a process that is stopped.
-    assert time.monotonic() - begin < 15  # Else for ever.
     listener.close()
     assert probe.answering([task], Deadline.after(1.0)) == set()
 

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 
 from tfdist.cluster import Task
-from tfdist.errors import ClusterError
+from tfdist.errors import ClusterError, ServersGoneError
 from tfdist.strategies.coordinator.calls import executions as calls
 from tfdist.strategies.coordinator.members import server_watch as module
 from tfdist.strategies.coordinator.members.call_gate import CallGate
 from tfdist.strategies.coordinator.members.membership import Membership
 from tfdist.strategies.coordinator.members.probe import PROBE_SECONDS
-from tfdist.strategies.coordinator.members.server_watch import ServersGoneError, ServerWatch
+from tfdist.strategies.coordinator.members.server_watch import ServerWatch
 from tfdist.strategies.runtime.lost_timeout import VARIABLE, lost_seconds
 
 PS = [Task("ps", index, host=f"p{index}", port=1) for index in range(2)]

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 from local_board import LocalBoard, same_calls_of
 
+from tfdist.errors import DifferentCallsError
 from tfdist.strategies.data_parallel import same_calls
-from tfdist.strategies.data_parallel.board import DifferentCallsError
 from tfdist.strategies.data_parallel.same_calls import difference
 
 NAMES = ["worker:0", "worker:1", "worker:2"]

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 from local_board import LocalBoard, same_calls_of
 
+from tfdist.errors import DifferentCallsError
 from tfdist.strategies.data_parallel import same_calls
-from tfdist.strategies.data_parallel.board import DifferentCallsError
 from tfdist.strategies.data_parallel.hooks import DataParallelHooks
 from tfdist.strategies.data_parallel.lost_tasks import TaskLostError
 from tfdist.strategies.data_parallel.same_stop import SameStop

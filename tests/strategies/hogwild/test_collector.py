@@ -148,7 +148,7 @@ def test_a_group_that_does_not_answer_in_time_is_lost(monkeypatch, caplog):
 
 
 def test_a_group_that_takes_long_is_asked_for_an_answer_and_not_waited_for_without_one(monkeypatch):
-    monkeypatch.setattr(collector, "ANSWER_SECONDS", 120.0)
+    monkeypatch.setattr(collector, "ANSWER_SECONDS", 1e6)
     asked, lost, ended = [], [], threading.Event()
 
     def flush(block, group, is_over):
@@ -162,9 +162,8 @@ def test_a_group_that_takes_long_is_asked_for_an_answer_and_not_waited_for_witho
         if len(asked) == 2:
             ended.set()
 
-    begin = time.monotonic()
     assert answers_of(Collector(flush, lost.append, lambda block: None, give_up), Block(Kind.OWN), [0, 1]).keys() == {0}
-    assert asked == [[1], [1]] and lost == [1] and time.monotonic() - begin < 60  # Of ANSWER_SECONDS.
+    assert asked == [[1], [1]] and lost == [1]
 
 
 def test_the_time_for_which_another_thread_traces_does_not_count(monkeypatch):

@@ -48,4 +48,4 @@ def test_nobody_is_told_while_a_call_waits_for_a_group(told):
 
 def test_it_ends_when_other_calls_are_scheduled_although_a_group_does_not_answer(told):
     heard = told({0, 1, 2}, {1}, ends=False)
-    assert all(groups == {1} for groups in heard)
+    assert heard in ([], [{1}])

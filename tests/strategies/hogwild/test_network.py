@@ -1,7 +1,6 @@
 """The chief measures the network between hosts, and chooses how parameters are sent over it."""
 
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -57,9 +56,7 @@ def test_the_slowest_pair_counts():
 def test_a_network_that_carries_nearly_nothing_is_slow_and_holds_nobody_up():
     healed = threading.Event()
     measured = pairs(tasks("worker", "a"), tasks("ps", "p"))
-    begin = time.monotonic()
-    _, speed = slowest(measured, lambda *pair: lambda size: 0.1 if healed.wait(60) else 0.0, Deadline.after(0.1))
-    assert time.monotonic() - begin < 30
+    _, speed = slowest(measured, lambda *pair: lambda size: float(healed.wait()), Deadline.after(0.1))
     assert speed == LARGE / network.LIMIT_SECONDS
     healed.set()
 

@@ -59,7 +59,7 @@ def test_replicas_of_a_step_draw_different_numbers_and_the_first_those_of_one_pr
     noise, states = results["two"]
     assert len(np.unique(noise)) == np.size(noise)
     assert [row[0] for row in noise[::2]] == of_one_process()
-    assert all(state == [3, STEPS] for state in states)
+    assert states and all(state == [3, STEPS] for state in states)
 
 
 @having("numbers in a function")
@@ -68,7 +68,7 @@ def test_so_they_do_in_a_method_with_tf_function(results):
     assert len(np.unique(noise)) == np.size(noise)
     if results["replicas"] > 1:
         assert [row[0] for row in noise[::2]] == of_one_process()
-    assert all(state == [3, STEPS] for state in states)
+    assert states and all(state == [3, STEPS] for state in states)
 
 
 @pytest.mark.parametrize("results", TOGETHER, indirect=True)
@@ -76,7 +76,7 @@ def test_replicas_drop_out_different_units(results):
     sums, states = results["masks"]
     assert len(np.unique(sums)) == 3  # Kept by both replicas, by one, by none.
     assert sums[0] != sums[1]
-    assert all(state == [1, 2] for state in states)
+    assert states and all(state == [1, 2] for state in states)
 
 
 @having("one")
@@ -90,7 +90,7 @@ def test_worker_groups_draw_different_numbers_and_count_each_draw(results):
 @having("layers in a function")
 def test_a_method_with_tf_function_changes_the_state_of_its_layers_in_each_step(results):
     found = results["layers in a function"]
-    assert all(state == [5, 3] for state in found["steps"])
+    assert found["steps"] and all(state == [5, 3] for state in found["steps"])
     # Steps with a momentum of 0.99 towards means of about 3: three, or of groups that step at the same time the last one.
     least = 3 if results["replicas"] > 1 else 1
     for mean in found["moving mean"]:

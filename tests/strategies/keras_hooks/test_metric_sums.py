@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
+from tfdist.strategies.inputs.batch_shards import Layout
 from tfdist.strategies.keras_hooks.checks import metric_sums
 from tfdist.strategies.keras_hooks.replicas import replica_context
 
@@ -79,7 +80,7 @@ def test_a_state_that_is_no_sum_is_named_once(name, caplog):
 @pytest.mark.parametrize(("aggregation", "warnings"), [("mean", 1), ("only_first_replica", 1), ("sum", 0)])
 def test_a_state_that_replicas_do_not_add_up_is_named_once(aggregation, warnings, caplog):
     variable = keras.metrics.Metric(name="steps").add_variable((), "zeros", aggregation=aggregation, name="count")
-    strategies = [SimpleNamespace(tfdist_hooks=SimpleNamespace(layout=None)), SimpleNamespace(tfdist_hooks=None)]
+    strategies = [SimpleNamespace(tfdist_hooks=SimpleNamespace(layout=Layout(1, range(1)))), SimpleNamespace(tfdist_hooks=None)]
     for strategy in (*strategies, *strategies):
         metric_sums.check(replica_context.Replica(strategy, 0, tf.constant(0.5)), variable, tf.constant(1.0))
     expected = f'the metric variable steps/count has aggregation="{aggregation}": what the replicas count is not added up'

@@ -10,10 +10,11 @@ import pytest
 from reserved import free_ports
 
 from tfdist.cluster import Task
+from tfdist.errors import StartTimeoutError
 from tfdist.strategies.runtime import peers
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.each_other import greet, wait_for_each_other, wait_for_server
-from tfdist.strategies.runtime.peers import Missing, StartTimeoutError
+from tfdist.strategies.runtime.peers import Missing
 
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 """What a server of gRPC says first."""

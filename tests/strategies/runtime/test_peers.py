@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from tfdist.cluster import Task
+from tfdist.errors import StartTimeoutError
 from tfdist.strategies.runtime import peers, task_address
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.each_other import greet
-from tfdist.strategies.runtime.peers import Missing, StartTimeoutError, port_error, wait_for_tasks
+from tfdist.strategies.runtime.peers import Missing, port_error, wait_for_tasks
 from tfdist.strategies.runtime.server_identity import why_missing
 
 

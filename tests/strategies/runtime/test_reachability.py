@@ -14,9 +14,9 @@ from ssh_here import namespace
 from tools import needs
 
 from tfdist.cluster import Cluster, Task
+from tfdist.errors import StartTimeoutError
 from tfdist.strategies.runtime import peers, reachability
 from tfdist.strategies.runtime.each_other import wait_for_each_other
-from tfdist.strategies.runtime.peers import StartTimeoutError
 
 pytestmark = pytest.mark.slow
 

@@ -61,7 +61,7 @@ class Node:
         return node
 
     def child(self, key: str) -> "Node":
-        """Returns the value of a key, None if it is missing. Raises ClusterError if this is not a mapping."""
+        """Returns the node of a key, whose value is None if it is missing. Raises ClusterError if this is not a mapping."""
         return Node(self.mapping().get(key), (*self.path, key), self.document, self.source)
 
     def entries(self) -> "Iterator[Node]":
