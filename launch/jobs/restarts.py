@@ -3,6 +3,7 @@
 A task is restarted when it dies, or when a signal stopped it for too long.
 """
 
+import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -46,9 +47,10 @@ def delay_after(quick: int) -> float:
 def may_run_longer(event: Exited) -> bool:
     """Returns whether a task may run longer next time: one that exits by itself may do it again.
 
-    One that has not reached the chief for `lost_timeout.lost_seconds` may reach it again.
+    One that has not reached the chief for `lost_timeout.lost_seconds` may reach it again. SIGINT kills no Python program: it
+    ends with an exit code.
     """
-    return event.code < 0 or event.code == EXIT_CHIEF_FAILED or isinstance(event, NotStarted)
+    return event.code < 0 or event.code in (EXIT_CHIEF_FAILED, 128 + signal.SIGINT) or isinstance(event, NotStarted)
 
 
 GOES_ON = "the training continues"

@@ -199,6 +199,7 @@ class LocalTasks:
             self._close_pipe(name)
         self._output.close()
         self._control.close()
+        self._probe.close()
         self._ports.close()
         events, self._pending = self._pending, []
         return events

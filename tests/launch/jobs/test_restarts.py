@@ -275,6 +275,11 @@ def test_after_the_job_no_task_is_started_or_killed(watched):
     assert not done.started and not done.killed
 
 
+def test_a_task_that_sigint_has_ended_was_killed_as_by_other_signals():
+    assert restarts.may_run_longer(Exited(NAME, 130)) and restarts.may_run_longer(Exited(NAME, -15))
+    assert not restarts.may_run_longer(Exited(NAME, 1))
+
+
 def test_a_task_that_has_lost_its_chief_is_restarted_when_the_chief_is_seen_to_go_on(watched):
     task, _, done, passes = watched
     alone = Exited(NAME, EXIT_CHIEF_FAILED)
