@@ -44,11 +44,16 @@ def warn_of_mixed_parts(variable: Any, values: Iterable[Any]) -> None:
         _warn(variable)
 
 
-def _is_mixed(variable: Any) -> bool:
-    """Returns whether groups take the mean of what a step assigns by itself, and it is a step, not an optimizer."""
+def is_of_step(variable: Any) -> bool:
+    """Returns whether a step assigns a variable by itself, not by an optimizer, and several groups make steps."""
     replica = replica_context.current()
     is_of_step = replica is not None and not replica.reduced and replica.recorded is None
-    return is_of_step and variable.dtype.is_floating and len(variable.tfdist_strategy.worker_groups) > 1
+    return is_of_step and len(variable.tfdist_strategy.worker_groups) > 1
+
+
+def _is_mixed(variable: Any) -> bool:
+    """Returns whether groups take the mean of what a step assigns."""
+    return variable.dtype.is_floating and is_of_step(variable)
 
 
 def _reads_of(variable: Any) -> list[Any]:
