@@ -27,6 +27,6 @@ def warn_of_counted(variable: Any, method: str, value: Any) -> None:
     if method != "assign" or depends_on_batch(value, is_own=lambda handle: True):
         warn_once(
             "each step changes %s whatever its batch is, as a count of steps, and each worker group of hogwild makes only its "
-            "own steps: after a fit it is %s, not that after all steps. Use optimizer.iterations, or one worker group",
+            "own steps: the chief reads %s, not the value after all steps. Use optimizer.iterations, or one worker group",
             *(variable.path, "the mean of the groups" if variable.dtype.is_floating else "that of the first group"),
         )
