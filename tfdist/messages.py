@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import sys
 
 _NAME = re.compile(r"(?<![\w.-])-{0,2}[A-Za-z_][\w.-]*", re.ASCII)
 _URL = re.compile(r"(://)([^\s'\"]*)")
@@ -14,6 +15,26 @@ _BLANKS = re.compile(r"\s*")
 _SECRETS = ("password", "passwd", "passphrase", "secret", "token")
 _WORDS = {"pwd", "auth", "credential", "credentials", "privatekey", "apikey", "accesskey"}
 _BEFORE_VARIABLES = {"env", "export", "-x", "-e", "--env"}
+
+_PLAIN_WORDS = (
+    (r"invalid literal for int\(\) with base \d+: ('.*')", r"\1 is not a whole number"),
+    (r"could not convert string to float: ('.*')", r"\1 is not a number"),
+    (r"Did you mean: (.*?) \?", lambda meant: f"Did you mean --{meant[1].replace(' or ', ' or --')}?"),
+)
+"""What Python and absl say of a flag that they do not understand, and in plain words."""
+
+
+def print_error(error: object, argument: str = "--cluster") -> None:
+    """Prints an error as one line on standard error, without secrets.
+
+    Args:
+        error: the error.
+        argument: what of the command line a description is that is no file.
+    """
+    text = re.sub(r"^<text>(?=:)", argument, " ".join(str(error).split()))
+    for python, words in _PLAIN_WORDS:
+        text = re.sub(python, words, text)
+    print(f"tfdist: {printable(without_secrets(text))}", file=sys.stderr)
 
 
 def printable(text: str) -> str:

@@ -18,7 +18,7 @@ from tfdist.dialects import read
 from tfdist.dialects.dialect import Writer
 from tfdist.dialects.registry import dialects, writers
 from tfdist.errors import ClusterError, Source, nearest
-from tfdist.messages import printable, without_secrets
+from tfdist.messages import print_error, printable
 
 DEFAULT_OUTPUT = "tf_config"
 
@@ -136,10 +136,10 @@ def main(argv: Sequence[str]) -> int:
             **{name: values[name].value for name in options()},
         )
     except (ClusterError, flags.Error) as error:
-        print("translate:", printable(without_secrets(" ".join(str(error).split()))), file=sys.stderr)
+        print_error(error, "SOURCE")
         return 2
     for note in notes:
-        print("translate: note:", printable(note), file=sys.stderr)
+        print("tfdist: note:", printable(note), file=sys.stderr)
     try:
         print(text.rstrip("\n"), flush=True)
     except BrokenPipeError:

@@ -11,13 +11,14 @@ from contextlib import suppress
 from tfdist.errors import ClusterError
 from tfdist.launch.backends.interface import Attached, BackendError, Plan, handle_of
 from tfdist.launch.background.job_folder import JobFolder
-from tfdist.launch.errors import UsageError, print_error
+from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs.job import JobFiles, without_task
 from tfdist.launch.jobs.job_status import JobStatus, State
 from tfdist.launch.jobs.settings import Settings
 from tfdist.launch.supervision import log_folder
 from tfdist.launch.supervision.attached import run_attached
 from tfdist.launch.supervision.watcher import StatusWriter
+from tfdist.messages import print_error
 
 HANDLE_SECONDS = 20.0
 """How long the command waits for the start of the tasks, to say why there is none. A back end may wait for room for minutes."""

@@ -11,7 +11,8 @@ from typing import NoReturn
 
 from tfdist.errors import nearest
 from tfdist.launch import standard_streams
-from tfdist.launch.errors import UsageError, print_error
+from tfdist.launch.errors import UsageError
+from tfdist.messages import print_error
 from tfdist.version import __version__
 
 HELP = """tfdist trains Keras 3 programs on a cluster, described in the format that you already have.

@@ -16,10 +16,10 @@ from tfdist.launch.backends.registry import find
 from tfdist.launch.background import job_folder
 from tfdist.launch.background.background_jobs import BackgroundJobs
 from tfdist.launch.background.job_folder import JobFolder
-from tfdist.launch.errors import UsageError, print_error
+from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs.job_status import JobStatus, State, TaskStatus
 from tfdist.launch.jobs.progress import size
-from tfdist.messages import printable
+from tfdist.messages import print_error, printable
 from tfdist.pictures import mermaid, svg
 
 USAGE = {

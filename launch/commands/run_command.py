@@ -38,14 +38,14 @@ from tfdist.launch.background.submitted import run_submitted
 from tfdist.launch.command_line import checks, defaults, splitting
 from tfdist.launch.commands import dry_run, run_flags
 from tfdist.launch.commands.help_topics import help_text
-from tfdist.launch.errors import UsageError, print_error
+from tfdist.launch.errors import UsageError
 from tfdist.launch.jobs.fault_injection import COUNT_STEPS
 from tfdist.launch.jobs.job import Job, Program
 from tfdist.launch.jobs.settings import Settings
 from tfdist.launch.supervision import backups, scaling
 from tfdist.launch.supervision.attached import run_attached
 from tfdist.launch.supervision.state_file import StateFile
-from tfdist.messages import printable
+from tfdist.messages import print_error, printable
 from tfdist.rank_info import RankInfo
 from tfdist.strategies.runtime import lost_timeout
 

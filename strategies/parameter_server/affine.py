@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks.replicas.function_arguments import key_of
+
 _SAME = ("Identity", "StopGradient", "PreventGradient", "CheckNumerics", "EnsureShape", "Snapshot", "Reshape")
 """Operations whose result is their first operand."""
 
@@ -21,19 +23,19 @@ class Affine:
 
     def __init__(self, sources: Sequence[Any], graphs: Sequence[Any], shape: Any) -> None:
         self._shape = shape
-        self._coefficients: dict[tuple[int, str], Any] = {_key(source): 1.0 for source in sources}
+        self._coefficients: dict[tuple[int, str], Any] = {key_of(source): 1.0 for source in sources}
         self._dependent = _dependent(sources, graphs)
 
     def depends(self, tensor: Any) -> bool:
         """Returns whether a tensor is computed from the value."""
-        return _key(tensor) in self._dependent
+        return key_of(tensor) in self._dependent
 
     def of(self, tensor: Any) -> Any:
         """Returns the coefficient of the value in a tensor: a float, 0.0 if it does not depend, an array, or a tensor.
 
         Returns None if the tensor is no multiple of the value plus something that does not depend on it.
         """
-        key = _key(tensor)
+        key = key_of(tensor)
         if key not in self._coefficients:
             self._coefficients[key] = self._of(tensor) if key in self._dependent else 0.0
         return self._coefficients[key]
@@ -73,23 +75,19 @@ def _number(tensor: Any) -> Any:
     return float(static) if static.ndim == 0 else static
 
 
-def _key(tensor: Any) -> tuple[int, str]:
-    return id(tensor.graph), tensor.name
-
-
 def _dependent(sources: Sequence[Any], graphs: Sequence[Any]) -> set[tuple[int, str]]:
     """Returns the keys of all tensors of these graphs that are computed from `sources`, which are included."""
-    dependent = {_key(source) for source in sources}
+    dependent = {key_of(source) for source in sources}
     for graph in reversed(graphs):  # From the function to the innermost loop or condition.
         waiting = [source for source in sources if source.graph is graph]
         for outside, inside in getattr(graph, "captures", ()):
-            if tf.is_symbolic_tensor(outside) and _key(outside) in dependent:
-                dependent.add(_key(inside))
+            if tf.is_symbolic_tensor(outside) and key_of(outside) in dependent:
+                dependent.add(key_of(inside))
                 waiting.append(inside)
         while waiting:
             for operation in waiting.pop().consumers():
                 for output in operation.outputs:
-                    if _key(output) not in dependent:
-                        dependent.add(_key(output))
+                    if key_of(output) not in dependent:
+                        dependent.add(key_of(output))
                         waiting.append(output)
     return dependent

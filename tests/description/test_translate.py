@@ -81,7 +81,7 @@ def test_a_note_names_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["translate", singa, "--to", "horovod"]) == 0
     out, err = capsys.readouterr()
     assert out == "localhost slots=2\n"
-    assert err == 'translate: note: Horovod has no job directory: give your program "out\\u001b[31m" itself.\n'
+    assert err == 'tfdist: note: Horovod has no job directory: give your program "out\\u001b[31m" itself.\n'
     addresses = '{"cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"]}}'
     for to, title in (("slurm", "Slurm"), ("cloudml", "CloudML"), ("vertex", "Vertex AI")):
         assert main(["translate", addresses, "--to", to]) == 0
@@ -111,9 +111,9 @@ def test_the_environment_without_a_file(capsys: pytest.CaptureFixture[str], monk
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere.conf"], "translate: nowhere.conf: there is no such file"),
+        (["nowhere.conf"], "tfdist: nowhere.conf: there is no such file"),
         (["starndard_1"], "did you mean STANDARD_1?"),
-        (["BASIC", "BASIC"], "translate: SOURCE: there are 2 files"),
+        (["BASIC", "BASIC"], "tfdist: SOURCE: there are 2 files"),
         (["BASIC", "--to", "sing"], "; did you mean singa?"),
         (["BASIC", "--to", "vertex", "--name", "x"], "--name: this flag goes with --to kubernetes, tfjob"),
         (["BASIC", "--image", "x"], "--image: this flag goes with --to vertex, kubernetes, tfjob"),
@@ -136,7 +136,7 @@ def test_bad_input_is_one_line_and_exit_status_2(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
-    assert err.startswith("translate: ")
+    assert err.startswith("tfdist: ")
     assert message in err
 
 
@@ -162,7 +162,7 @@ def test_the_command_reads_standard_input() -> None:
     result = command("-", text="cluster {\n nworker_per_procs: 1 }")
     assert result.returncode == 2
     assert result.stderr == (
-        "translate: <text>:2: cluster.nworker_per_procs: ClusterProto has no such field; did you mean nworkers_per_procs?\n"
+        "tfdist: SOURCE:2: cluster.nworker_per_procs: ClusterProto has no such field; did you mean nworkers_per_procs?\n"
     )
 
 

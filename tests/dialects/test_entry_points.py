@@ -73,10 +73,10 @@ def test_its_errors_are_one_line_and_it_is_among_the_known_languages(packages: s
     (tmp_path / "machines.csv").write_text(TABLE.replace("node2,2", "node2"))
     result = translate(packages, "machines.csv", cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "translate: machines.csv:3: '' is not a number of GPUs; expected host,gpus\n"
+    assert result.stderr == "tfdist: machines.csv:3: '' is not a number of GPUs; expected host,gpus\n"
     (tmp_path / "machines.csv").write_text("gpus,host\n")
     result = translate(packages, "STANDARD_1", "--to", "machines_csv", cwd=tmp_path)
-    assert result.stderr == "translate: STANDARD_1: a table of machines has workers with hosts, and chief:0 is none\n"
+    assert result.stderr == "tfdist: STANDARD_1: a table of machines has workers with hosts, and chief:0 is none\n"
     assert ", machines.csv; docs/dialects" in translate(packages, "machines.csv", cwd=tmp_path).stderr
 
 

@@ -48,7 +48,7 @@ def test_every_command_prints_what_the_page_says(
                 result = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
                 code, out, err = result.returncode, result.stdout, result.stderr
         assert out + err == expected, line
-        is_error = bool(err) and not err.startswith("translate: note: ")
+        is_error = bool(err) and not err.startswith("tfdist: note: ")
         assert code == (2 if is_error else 0)
         commands += 1
     assert commands >= 2

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.sync_on_read_variable import HandleSpec
 from tfdist.strategies.hogwild.synchronization.by_reference import ByReference
+from tfdist.strategies.hogwild.synchronization.counted_steps import warn_of_counted
 from tfdist.strategies.hogwild.synchronization.mixed_values import warn_of_mixed, warn_of_mixed_parts
 from tfdist.strategies.named_variable import NamedVariable
 from tfdist.strategies.private_api import (
@@ -231,8 +232,10 @@ class LocalVariable(VariableBase):
     def _write(self, method: str, value: Any) -> Any:
         if not tf.executing_eagerly():
             self._note_assignment()
-            if method == "assign" and self._strategy_of.extended.is_tracing:
-                warn_of_mixed(self, value)
+            if self._strategy_of.extended.is_tracing:
+                warn_of_counted(self, method, value)
+                if method == "assign":
+                    warn_of_mixed(self, value)
             with tf.device(self._here):
                 _WRITES[method](resource=self.handle, value=tf.convert_to_tensor(value, self.dtype))
             return self

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replicas import replica_context
+from tfdist.strategies.keras_hooks.replicas.function_arguments import key_of
 from tfdist.strategies.keras_hooks.replicas.same_rows import depends_on_batch
 from tfdist.strategies.keras_hooks.replicas.warned import warn_once
 from tfdist.strategies.private_api import outermost_graph
@@ -28,7 +29,7 @@ def warn_of_mixed(variable: Any, value: Any) -> None:
     if not _is_mixed(variable):
         return
     value = tf.convert_to_tensor(value)
-    if depends_on_batch(value) and _has_values_of(value, {_key(read) for read in _reads_of(variable)}):
+    if depends_on_batch(value) and _has_values_of(value, {key_of(read) for read in _reads_of(variable)}):
         _warn(variable)
 
 
@@ -43,11 +44,16 @@ def warn_of_mixed_parts(variable: Any, values: Iterable[Any]) -> None:
         _warn(variable)
 
 
-def _is_mixed(variable: Any) -> bool:
-    """Returns whether groups take the mean of what a step assigns by itself, and it is a step, not an optimizer."""
+def is_of_step(variable: Any) -> bool:
+    """Returns whether a step assigns a variable by itself, not by an optimizer, and several groups make steps."""
     replica = replica_context.current()
     is_of_step = replica is not None and not replica.reduced and replica.recorded is None
-    return is_of_step and variable.dtype.is_floating and len(variable.tfdist_strategy.worker_groups) > 1
+    return is_of_step and len(variable.tfdist_strategy.worker_groups) > 1
+
+
+def _is_mixed(variable: Any) -> bool:
+    """Returns whether groups take the mean of what a step assigns."""
+    return variable.dtype.is_floating and is_of_step(variable)
 
 
 def _reads_of(variable: Any) -> list[Any]:
@@ -68,11 +74,11 @@ def _has_values_of(tensor: Any, sources: set[tuple[int, str]]) -> bool:
     waiting, seen = [tensor], set()
     while waiting:
         tensor = waiting.pop()
-        if _key(tensor) in sources:
+        if key_of(tensor) in sources:
             return True
-        if _key(tensor) in seen:
+        if key_of(tensor) in seen:
             continue
-        seen.add(_key(tensor))
+        seen.add(key_of(tensor))
         if tensor.op.type == "Placeholder":
             waiting += [outside for outside, inside in getattr(tensor.graph, "captures", ()) if inside is tensor]
         elif tensor.op.type in _MOVES and not _chooses(tensor.op):
@@ -83,10 +89,6 @@ def _has_values_of(tensor: Any, sources: set[tuple[int, str]]) -> bool:
 def _chooses(operation: Any) -> bool:
     """Returns whether an operation takes all values of one operand or all of another."""
     return bool(operation.type == "SelectV2" and operation.inputs[0].shape.rank == 0)
-
-
-def _key(tensor: Any) -> tuple[int, str]:
-    return id(tensor.graph), tensor.name
 
 
 def _warn(variable: Any) -> None:

@@ -134,3 +134,8 @@ def outermost(tensor: Any) -> Any:
             break
         tensor = captured[tensor.name]
     return tensor
+
+
+def key_of(tensor: Any) -> tuple[int, str]:
+    """Returns what is the same for all objects that stand for one tensor of a graph."""
+    return id(tensor.graph), tensor.name

@@ -1,88 +1,96 @@
-"""Steps in flight are counted before a counter is saved or assigned, without a cluster."""
+"""Which variables are named in a warning because their value follows from the number of steps, of which each group makes a part."""
 
-import contextlib
-import signal
 from types import SimpleNamespace
 
 import pytest
+import tensorflow as tf
 
-from tfdist.strategies.hogwild.replicas import checkpoint_state
-from tfdist.strategies.hogwild.replicas.local_replicas import LocalReplicas
-from tfdist.strategies.hogwild.strategy import Hogwild
-from tfdist.strategies.hogwild.synchronization.local_variable import Kind, LocalVariable
-from tfdist.strategies.hogwild.training_loop import Steps
-from tfdist.strategies.runtime import interrupts
+from tfdist.strategies.hogwild.synchronization.counted_steps import warn_of_counted
+from tfdist.strategies.keras_hooks.replicas import replica_context, warned
+from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
+from tfdist.strategies.named_variable import NamedVariable
 
-
-def test_they_are_counted_before_a_counter_is_assigned():
-    """As when a file is loaded: else its count would grow by steps that its weights do not have."""
-    replicas, made = LocalReplicas.__new__(LocalReplicas), []
-
-    @contextlib.contextmanager
-    def assigning(variable):
-        made.append(variable.kind)
-        yield
-
-    replicas.count_steps, replicas.chief = lambda: made.append("counted"), SimpleNamespace(assigning=assigning)
-    for kind in (Kind.SYNCHRONIZED, Kind.COUNTER):
-        with replicas.assigning(SimpleNamespace(kind=kind)):
-            pass
-    assert made == [Kind.SYNCHRONIZED, "counted", Kind.COUNTER]
+STEPS = {
+    "count": ("assign_add", lambda old, other, batch: 1.0, True),
+    "countdown": ("assign_sub", lambda old, other, batch: tf.constant(1.0), True),
+    "assigned count": ("assign", lambda old, other, batch: old + 1.0, True),
+    "schedule": ("assign", lambda old, other, batch: tf.minimum(1.0, 0.9 * old + 0.1), True),
+    "flag": ("assign", lambda old, other, batch: 1.0, False),
+    "moving average": ("assign", lambda old, other, batch: 0.9 * old + 0.1 * tf.reduce_mean(batch), False),
+    "average of a norm": ("assign", lambda old, other, batch: 0.9 * old + 0.1 * other, False),
+    "sum of the examples": ("assign_add", lambda old, other, batch: tf.reduce_sum(batch), False),
+    "random walk": ("assign_add", lambda old, other, batch: tf.random.normal([]), False),
+}
+"""How a step assigns a variable, what, and whether it is named."""
 
 
-def test_they_are_counted_before_a_save(monkeypatch):
-    made = []
+class Number:
+    """Stands for a `LocalVariable` of this many groups."""
 
-    def noting(name):
-        return lambda *_: made.append(name)
+    def __init__(self, groups=2, dtype=tf.float32, shape=(), aggregation="MEAN"):
+        self.tfdist_strategy = SimpleNamespace(worker_groups=[None] * groups)
+        self.path, self.dtype, self.shape = "net/number", dtype, tf.TensorShape(shape)
+        self.aggregation = tf.VariableAggregation[aggregation]
+        self._named = NamedVariable("number", dtype, list(shape), "/device:CPU:0")
 
-    monkeypatch.setattr(checkpoint_state, "state_of", noting("saved"))
-    replicas = SimpleNamespace(count_steps=noting("counted"), chief=SimpleNamespace(publish=noting("published")))
-    strategy = SimpleNamespace(executions=SimpleNamespace(wait_until_idle=noting("idle")), local_replicas=replicas)
-    Hogwild.training_state(strategy, None)
-    assert made == ["idle", "counted", "published", "saved"]
+    @property
+    def handle(self):
+        return self._named.handle()
 
-
-@pytest.mark.parametrize("is_in_time", [True, False])
-def test_a_step_of_train_on_batch_counts_although_ctrl_c_comes_meanwhile(is_in_time):
-    done, added = [SimpleNamespace(result=["row"])], []
-
-    def interrupted(execution, seconds):
-        raise KeyboardInterrupt
-
-    executions = SimpleNamespace(
-        result_of=interrupted,
-        wait_for=lambda owner, seconds: is_in_time and seconds > 0,
-        wait_for_any=lambda owner: done.pop() if done else None,
-    )
-    steps = Steps.__new__(Steps)
-    steps._trains, steps._executions, steps._add_one = True, executions, added.append
-    steps._replicas = SimpleNamespace(train_alone=lambda one: None)
-    steps._membership = SimpleNamespace(has_lost_alone=lambda: False, alone=0)
-    steps._schedule = lambda batches, owner, group: done[0]
-    with pytest.raises(KeyboardInterrupt):
-        steps.one_batch("batch")
-    assert len(added) == is_in_time
-    steps.reset()  # Before the next call nothing is in flight.
-    assert len(added) == 1
+    def value(self):
+        return tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype)
 
 
-def test_ctrl_c_while_they_are_added_to_the_counter_of_the_chief_adds_them_once():
-    added = []
+@pytest.fixture
+def warnings(monkeypatch, caplog):
+    """A function that traces a step of a replica and returns the arguments of its warnings."""
+    monkeypatch.setattr(warned, "_given", set())
 
-    def assign_add(updates):
-        added.append(updates)
-        if len(added) == 1:
-            signal.raise_signal(signal.SIGINT)
+    def warnings(step):
+        def run(batch):
+            with replica_context.entered(Replica(None, 0, None)) as replica:
+                step(batch, replica)
 
-    counter = LocalVariable.__new__(LocalVariable)
-    counter._uncounted, counter._on_chief = 3, SimpleNamespace(assign_add=assign_add)
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        interrupts.keep_out_of_tensorflow()
-        with pytest.raises(KeyboardInterrupt):
-            counter._counted()
-        counter._counted()
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    assert added == [3]
+        tf.function(run, autograph=False).get_concrete_function(tf.TensorSpec([None], tf.float32))
+        return [record.args for record in caplog.records]
+
+    return warnings
+
+
+@pytest.mark.parametrize("is_conditional", [False, True])
+@pytest.mark.parametrize("name", STEPS)
+def test_a_number_that_follows_from_the_steps_is_named_once(warnings, name, is_conditional):
+    method, compute, is_named = STEPS[name]
+    number, norm = Number(), NamedVariable("norm", tf.float32, [], "/device:CPU:0")
+
+    def step(batch, replica):
+        other = tf.raw_ops.ReadVariableOp(resource=norm.handle(), dtype=tf.float32)
+
+        def body():
+            for _ in range(2):
+                warn_of_counted(number, method, compute(number.value(), other, batch))
+            return 0
+
+        if is_conditional:
+            tf.cond(tf.reduce_sum(batch) > 0, body, lambda: 0)
+        else:
+            body()
+
+    assert warnings(step) == [("net/number", "the mean of the groups")] * is_named
+
+
+@pytest.mark.parametrize(
+    ("number", "of_optimizer"),
+    [({"groups": 1}, False), ({"aggregation": "SUM"}, False), ({"shape": (2,)}, False), ({}, True)],
+)
+def test_others_are_not_named(warnings, number, of_optimizer):
+    def step(batch, replica):
+        replica.reduced = of_optimizer
+        warn_of_counted(Number(**number), "assign_add", 1.0)
+
+    assert warnings(step) == []
+
+
+def test_of_an_integer_the_first_group_has_the_value(warnings):
+    found = warnings(lambda batch, replica: warn_of_counted(Number(dtype=tf.int64), "assign_add", 1))
+    assert found == [("net/number", "that of the first group")]

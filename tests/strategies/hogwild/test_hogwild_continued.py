@@ -13,8 +13,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 def results(tmp_path_factory, run_python):
     folder = tmp_path_factory.mktemp("continued")
     code = run_python(folder, str(PROGRAMS / "hogwild_continued.py"), timeout=360)
-    assert code == 0, (folder / "output.txt").read_text()[-5000:]
-    return json.loads((folder / "results.json").read_text())
+    output = (folder / "output.txt").read_text()
+    assert code == 0, output[-5000:]
+    return {**json.loads((folder / "results.json").read_text()), "output": output}
 
 
 def test_weights_that_are_frozen_after_a_training_do_not_move(results):
@@ -39,6 +40,12 @@ def test_variables_that_predict_and_evaluate_assign_are_kept(results):
     (calls, whole), (more_calls, more_whole) = results["counted_calls"]
     assert (calls, more_calls) == (4.0, 8.0)  # 8 batches each time, and the mean of 2 groups.
     assert 0 <= whole <= 8 and more_whole >= whole and more_whole > 0
+
+
+def test_a_warning_names_counts_of_steps_and_what_the_chief_reads(results):
+    for name, read in (("calls/calls", "the mean of the groups"), ("calls/whole", "that of the first group")):
+        assert results["output"].count(f"{name} whatever its batch is, as a count of steps, and each worker group") == 1
+        assert f"own steps: the chief reads {read}, not the value after all steps" in results["output"]
 
 
 def test_an_optimizer_that_is_replaced_leaves_no_blocks(results):
