@@ -322,7 +322,7 @@ def _check(cluster: Cluster) -> None:
     counts = Counter((task.job, task.index) for task in cluster.tasks)
     twice = [f"{job}:{index}" for (job, index), n in counts.items() if n > 1]
     if twice:
-        raise error(f"the task {twice[0]} is listed twice")
+        raise error(f"the task {twice[0]} is listed twice; list it once, or give one of them another index")
     if not cluster.tasks:
         raise error("the description has no tasks; it needs at least a chief or a worker")
     if len(cluster.job("chief")) > 1:
@@ -361,7 +361,8 @@ def _check_addresses(cluster: Cluster) -> None:
         if task.host is not None and task.port is not None:
             other = held.setdefault((task.machine, task.port), task)
             if other is not task:
-                raise cluster.source.error(f"{other.name} and {task.name} have the same address {task.address}")
+                fault = f"{other.name} and {task.name} have the same address {task.address}; give one of them another port"
+                raise cluster.source.error(fault)
 
 
 def _check_task(task: Task, source: Source) -> None:

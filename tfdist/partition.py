@@ -50,7 +50,9 @@ class Partition:
         if fault := devices_fault(self.devices):
             raise Source("python", "Partition").error(fault, field="devices")
         if self.devices is not None and not self.layouts:
-            raise Source("python", "Partition").error("it gives a number of devices, but no layouts")
+            raise Source("python", "Partition").error(
+                "it gives a number of devices, but no layouts; name the variables to shard"
+            )
 
     def __bool__(self) -> bool:
         """Returns whether it shards anything."""

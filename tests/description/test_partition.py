@@ -175,6 +175,11 @@ def test_what_does_not_fit_is_refused_in_a_sentence(words, message, monkeypatch)
     assert message in str(caught.value) and str(caught.value).isprintable()
 
 
+def test_a_number_of_devices_without_variables_is_refused():
+    with pytest.raises(ClusterError, match="a number of devices, but no layouts; name the variables to shard"):
+        Partition(devices=2)
+
+
 LAYER = 'layer {{ name: "{}" type: kInnerProduct {} param {{ name: "w" }} }}'
 NET = " ".join(
     [

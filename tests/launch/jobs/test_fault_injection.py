@@ -19,6 +19,8 @@ TASKS = ["chief:0", "worker:0", "worker:1", "ps:0"]
         ("ps:0,after=1.5,how=stop:20", Fault(("ps:0",), "stop", after=1.5, seconds=20)),
         ("random,every=15,of=worker,seed=4,how=term", Fault(("worker:0", "worker:1"), "term", every=15, seed=4)),
         ("random,every=9", Fault(tuple(TASKS), every=9)),
+        ("ps:0,step=0", Fault(("ps:0",), step=0)),
+        ("ps:0,after=0", Fault(("ps:0",), after=0.0)),
     ],
 )
 def test_descriptions(text, expected):
@@ -69,7 +71,7 @@ def test_a_fault_comes_once_after_its_step_and_a_stopped_task_goes_on(job):
     job.steps(29)
     job.passes(fault_injector, 1)
     assert not job.sent
-    job.steps(31)
+    job.steps(30)
     job.passes(fault_injector, 0.1)
     assert job.sent == [(["worker:0", "worker:1"], signal.SIGSTOP)]
     assert job.said == ["--fail_at sends SIGSTOP to worker:0, worker:1 for 2 s"]
@@ -77,6 +79,11 @@ def test_a_fault_comes_once_after_its_step_and_a_stopped_task_goes_on(job):
     assert job.sent[1:] == [(["worker:0"], signal.SIGCONT), (["worker:1"], signal.SIGCONT)]
     job.passes(fault_injector, 5)
     assert job.sent[3:] == [(["ps:0"], signal.SIGKILL)]
+
+
+def test_a_fault_is_due_from_its_second_on():
+    due = Fault(("ps:0",), after=9.0)
+    assert (due.is_due(99, 8.9), due.is_due(1, 9.0)) == (False, True)
 
 
 def test_random_faults_are_those_of_their_seed_and_meet_only_tasks_that_run(job):

@@ -49,6 +49,31 @@ def test_a_task_is_restarted_three_times_after_doubling_delays(watched):
     )
 
 
+def test_a_task_that_has_finished_is_not_restarted_and_nothing_is_said(watched):
+    task, _, done, passes = watched
+    task.exited(Exited(NAME, 0))
+    passes(60)
+    assert (done.started, done.said, task.running) == ([], [], [])
+    codes = (-9, 0, 1, EXIT_CHIEF_FAILED)
+    assert [restarts.may_run_longer(Exited(NAME, code)) for code in codes] == [True, False, False, True]
+
+
+def test_a_worker_that_is_not_wanted_is_set_aside_and_comes_back_with_all_its_restarts(watched):
+    task, _, done, passes = watched
+    task.exited(KILLED)
+    task.set_aside(NAME)
+    passes(60)
+    assert (done.started, task.running) == ([], [])
+    task.take_back(NAME)
+    for name in ("ps:7", "worker:7"):
+        task.set_aside(name)
+        task.take_back(name)
+    for _ in range(restarts.MAX_RESTARTS):
+        task.exited(KILLED)
+        passes(8)
+    assert (len(done.started), task.running) == (restarts.MAX_RESTARTS, [NAME])
+
+
 def test_a_host_that_is_not_reached_costs_no_restart_where_others_train_on(watched, monkeypatch):
     task, _, done, passes = watched
     monkeypatch.setattr(task, "_can_continue", lambda running: True)
