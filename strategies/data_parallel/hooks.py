@@ -14,12 +14,12 @@ import tensorflow as tf
 from tfdist.errors import DifferentCallsError
 from tfdist.strategies.data_parallel import orbax
 from tfdist.strategies.data_parallel.first_batch import FirstBatch
+from tfdist.strategies.data_parallel.gathering import gathered
 from tfdist.strategies.data_parallel.prediction_loop import PredictionLoop
 from tfdist.strategies.data_parallel.random_state import of_first_task
 from tfdist.strategies.data_parallel.same_calls import SameCalls, difference
 from tfdist.strategies.data_parallel.same_order import in_same_order
 from tfdist.strategies.data_parallel.same_stop import SameStop
-from tfdist.strategies.data_parallel.texts import gathered_texts
 from tfdist.strategies.data_parallel.training_loop import TrainingLoop
 from tfdist.strategies.data_parallel.writers import without_files
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset, per_replica
@@ -30,7 +30,6 @@ from tfdist.strategies.keras_hooks.checks.own_code import has_own_step
 from tfdist.strategies.keras_hooks.checks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
 from tfdist.strategies.keras_hooks.metric_values import assign_metric_values
-from tfdist.strategies.keras_hooks.replicas.reduction import sent_as
 from tfdist.strategies.keras_hooks.task_requests import TaskRequests
 from tfdist.strategies.keras_hooks.trainer import check_optimizer
 from tfdist.strategies.model_parallel.refusal import check_model
@@ -135,18 +134,7 @@ class DataParallelHooks(KerasHooks):
         return together
 
     def _gathered(self, value: Any) -> Any:
-        """Returns a value per replica as one tensor, concatenated along the first dimension; a scalar is the same on all."""
-        local = self._strategy.experimental_local_results(value)
-        if local[0].shape.rank == 0:
-            return local[0]
-        if len(local) == self.layout.replicas:
-            return tf.concat(local, axis=0)
-        if local[0].dtype == tf.string:
-            return gathered_texts(self._strategy, value)
-        dtype, sent = local[0].dtype, sent_as(local[0].dtype)
-        if sent != dtype:
-            value = self._strategy.run(lambda v: tf.cast(v, sent), args=(value,))
-        return tf.cast(self._strategy.gather(value, axis=0), dtype)
+        return gathered(self._strategy, self.layout.replicas, value)
 
     def end_epoch(self, model: Any, logs: Logs) -> Logs:
         """See `KerasHooks`. The last execution's logs are those of the epoch; reading the metrics again would be collective."""

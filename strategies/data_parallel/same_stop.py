@@ -41,7 +41,7 @@ class SameStop(keras.callbacks.Callback):
         """See `keras.callbacks.Callback`."""
         if self._requests.is_stop_due():
             self.model.stop_training = True
-        elif self.model.stop_training and batch + 1 != self.params["steps"]:  # After the last step all end the epoch.
+        elif self._is_stopping and batch + 1 != self.params["steps"]:  # After the last step all end the epoch.
             if not self._has_asked and self._wanting(True) == len(self._calls.names):
                 return
             self.model.stop_training, self._has_asked = False, True
@@ -50,8 +50,13 @@ class SameStop(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""
         if epoch + 1 < self.params["epochs"]:
-            wants = self._has_asked or bool(self.model.stop_training)
+            wants = self._has_asked or self._is_stopping
             self.model.stop_training = self._wanting(wants) > 0
+
+    @property
+    def _is_stopping(self) -> bool:
+        """In a loop of the user's with a `CallbackList`, the model may lack what `fit` sets."""
+        return bool(getattr(self.model, "stop_training", False))
 
     def _wanting(self, wants: bool) -> int:
         """Returns how many tasks want to stop here. Says so if this one does, and not all."""

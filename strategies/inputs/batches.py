@@ -73,9 +73,16 @@ def concatenated(outputs: Sequence[Any]) -> Any:
     """Returns the outputs for several batches or shards, concatenated along the first dimension; scalars stacked."""
 
     def joined(*each: Any) -> Any:
-        return tf.stack(each) if each[0].shape.rank == 0 else tf.concat(each, axis=0)
+        return tf.stack(each) if each[0].shape.rank == 0 else joined_rows(each)
 
     return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(joined, *outputs)
+
+
+def joined_rows(each: Sequence[Any]) -> Any:
+    """Returns dense, ragged or sparse tensors, concatenated along the first dimension."""
+    if isinstance(each[0], tf.SparseTensor):
+        return tf.sparse.concat(0, list(each), expand_nonconcat_dims=True)
+    return tf.concat(each, axis=0)
 
 
 def none_without_examples(outputs: Any, examples: tf.Tensor) -> Any:
@@ -86,7 +93,15 @@ def none_without_examples(outputs: Any, examples: tf.Tensor) -> Any:
         examples: the number of examples, or their part of a batch.
     """
     end = tf.where(examples > 0, tf.int32.max, 0)
-    return tf.nest.map_structure(lambda v: v if v.shape.rank == 0 else v[:end], outputs)
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, tf.SparseTensor):
+            shape = value.dense_shape
+            rows = tf.minimum(shape[:1], tf.cast(end, tf.int64))
+            return tf.sparse.slice(value, tf.zeros_like(shape), tf.concat([rows, shape[1:]], axis=0))
+        return value if value.shape.rank == 0 else value[:end]
+
+    return tf.nest.map_structure(cut, outputs)
 
 
 def with_unknown_rows(batch: Any) -> Any:

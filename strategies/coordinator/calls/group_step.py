@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tfdist.strategies.inputs.batch_shards import Layout, per_replica
-from tfdist.strategies.inputs.batches import none_without_examples, rows_of
+from tfdist.strategies.inputs.batches import joined_rows, none_without_examples, rows_of
 from tfdist.strategies.keras_hooks.checks import log_trial, metric_trial
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.batch_normalization import warn_of_normalization
@@ -72,7 +72,7 @@ class PredictionOutputs:
         """See `StepOutputs`."""
         if len(outputs) == 1:
             return outputs[0]
-        return tf.nest.map_structure(lambda *each: tf.concat(each, axis=0) if each[0].shape.rank else each[0], *outputs)
+        return tf.nest.map_structure(lambda *each: joined_rows(each) if each[0].shape.rank else each[0], *outputs)
 
 
 class GroupStep:

@@ -56,6 +56,7 @@ IN_ONE_TASK = (  # Two replicas. What they compute of several replicas, other ca
     "a_model_of_the_same_weights_with_another_loss",
     "optimizers_that_change_gradients",
     "predictions_that_are_no_rows",
+    "predictions_of_other_forms_than_dense_tensors",
     "numbers_of_a_batch_that_predict_returns",
     "what_predict_counts",
     "metrics_that_a_model_does_not_list",
@@ -87,11 +88,13 @@ OF_TASKS = (  # As above, the other way round.
     "what_cannot_work_says_so",
     "spectrograms",
     "what_predict_counts",
+    "predictions_of_other_forms_than_dense_tensors",
     "a_metric_that_predict_alone_updates",
     "numbers_of_a_batch_that_predict_returns",
     "losses_of_whole_batches_of_changing_sizes",
 )
 OF_BOTH = (  # Where several tasks with several replicas differ from both.
+    "predictions_of_other_forms_than_dense_tensors",
     "the_same_with_steps_per_execution",
     "a_large_variable_has_the_value_of_the_chief",
     "random_numbers_of_own_loops",

@@ -64,6 +64,19 @@ def fits(stops, steps, monkeypatch):
     return made
 
 
+def test_a_loop_of_the_users_goes_on_with_a_model_that_was_never_fitted():
+    """Its `CallbackList` gets this callback, too, and its model lacks `stop_training`."""
+    calls = same_calls_of(NAMES[0], NAMES[:1], LocalBoard())
+    callback, model = SameStop(calls, TaskRequests()), SimpleNamespace()
+    callback.set_model(model)
+    callback.set_params({"epochs": 2, "steps": STEPS})
+    callback.on_train_begin()
+    callback.on_train_batch_end(0)
+    callback.on_epoch_end(0)
+    calls.end()
+    assert not model.stop_training
+
+
 ALL = [(epoch, batch) for epoch in range(EPOCHS) for batch in range(STEPS)]
 
 

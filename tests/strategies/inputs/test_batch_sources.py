@@ -239,8 +239,8 @@ def test_sparse_and_ragged_tensors_stay_what_they_are():
 
 
 def test_outputs_are_cut_only_for_a_shard_without_examples():
-    outputs = (tf.ones([12, 2]), tf.ones([3]), tf.constant(1.0), tf.ragged.constant([[1.0], [], [2.0, 3.0]]))
-    for examples, rows in ((3, [12, 3, None, 3]), (0, [0, 0, None, 0])):
+    outputs = (tf.ones([12, 2]), tf.ones([3]), tf.constant(1.0), tf.ragged.constant([[1.0], [], [2.0, 3.0]]), tf.sparse.eye(4))
+    for examples, rows in ((3, [12, 3, None, 3, 4]), (0, [0, 0, None, 0, 0])):
         cut = none_without_examples(outputs, tf.constant(examples))
         assert [value.shape[0] if value.shape.rank else None for value in cut] == rows
         cut_unknown = tf.function(none_without_examples, input_signature=[tf.TensorSpec(None), tf.TensorSpec([], tf.int32)])
@@ -253,6 +253,7 @@ def test_outputs_of_several_batches_are_concatenated_and_numbers_stacked():
     found = concatenated(outputs)
     assert found["mean"].numpy().tolist() == [1.0, 2.0] and found["rows"].numpy().tolist() == [[1, 1], [2, 2], [2, 2]]
     assert concatenated(outputs[:1]) is outputs[0]
+    assert tf.sparse.to_dense(concatenated([tf.sparse.eye(1, 2), tf.sparse.eye(1, 3)])).numpy().tolist() == [[1, 0, 0]] * 2
     texts = tf.function(concatenated, input_signature=[[tf.TensorSpec(None, tf.string)] * 2])  # Of unknown rank.
     assert texts([tf.constant(["a"]), tf.constant(["b", "c"])]).numpy().tolist() == [b"a", b"b", b"c"]
 

@@ -162,6 +162,41 @@ def predictions_that_are_no_rows(scope):
     return {name: value.tolist() for name, value in model.predict(X[:50], batch_size=25, verbose=0).items()}
 
 
+class Shapes(keras.Model):
+    """Predicts what has another form than a dense tensor, and what is empty."""
+
+    def call(self, x):
+        ragged = tf.RaggedTensor.from_tensor(x, lengths=tf.cast(x[:, 0], tf.int64))
+        return {
+            "ragged": tf.stack([ragged, 2 * ragged], axis=1),
+            "texts": tf.strings.as_string(tf.cast(ragged, tf.int32)),
+            "truths": ragged > 1.5,
+            "sparse": tf.sparse.from_dense(tf.where(x > 2, x, 0.0)),
+            "nothing sparse": tf.sparse.from_dense(tf.where(x > 9, x, 0.0)),
+            "nothing ragged": tf.RaggedTensor.from_tensor(x, padding=-1.0)[:, :0],
+            "no values": x[:, :0],
+            "no rows": tf.boolean_mask(x, x[:, 0] > 9),
+        }
+
+
+@case
+def predictions_of_other_forms_than_dense_tensors(scope):
+    """Batches of 3, 3 and 1 examples, and the first alone, which has an empty row."""
+    x = (np.arange(28).reshape(7, 4) % 5).astype("float32")
+    results = {}
+    for name, rows in (("several", x), ("one", x[:1])):
+        with scope():
+            model = Shapes()
+        for kind, value in model.predict(rows, batch_size=3, verbose=0).items():
+            shape = [] if isinstance(value, tf.RaggedTensor) else [int(n) for n in value.shape]
+            value = tf.sparse.to_dense(value) if isinstance(value, tf.SparseTensor) else value
+            if kind == "texts":
+                value = tf.ragged.map_flat_values(tf.strings.to_number, value)
+            found = value.to_list() if isinstance(value, tf.RaggedTensor) else np.asarray(value).tolist()
+            results[f"{kind}, {name}"] = [str(found), shape]
+    return results
+
+
 class Counts(keras.Model):
     """Counts in its `predict_step`."""
 
