@@ -1,4 +1,4 @@
-"""A gate that holds calls to workers while TensorFlow changes the cluster: a call that begins meanwhile can fail."""
+"""A gate that holds calls to workers while TensorFlow changes the cluster: a call that begins meanwhile can fail or hang."""
 
 import contextlib
 import threading

@@ -49,3 +49,25 @@ def test_other_constants_are_made_as_before(made, device):
 def test_a_tensor_stays_where_it_is(made):
     tensor = tf.constant(1)
     assert chief_device._convert(made[1], tensor, SimpleNamespace(device_name=PS)) is tensor
+
+
+@pytest.mark.parametrize("value", [1.5, 2, True])
+def test_calls_get_a_tensor_of_a_number_each_of_their_own(monkeypatch, value):
+    monkeypatch.setattr(chief_device, "DEVICE", HERE)
+    kept, copies, identity = [], [], tf.identity
+
+    def copy(tensor):
+        kept.append(tensor)  # What TensorFlow has for all threads.
+        copies.append(identity(tensor))
+        return copies[-1]
+
+    monkeypatch.setattr(tf, "identity", copy)
+    results = [chief_device.constant(value) for _ in range(2)]
+    assert all(result is own for result, own in zip(results, copies, strict=True)) and len(kept) == 2
+    assert [result.numpy() for result in results] == [value, value]
+
+
+def test_an_array_which_tensorflow_does_not_keep_is_not_copied(monkeypatch):
+    monkeypatch.setattr(chief_device, "DEVICE", HERE)
+    monkeypatch.setattr(tf, "identity", lambda tensor: pytest.fail("copied"))
+    assert chief_device.constant([1, 2]).numpy().tolist() == [1, 2]

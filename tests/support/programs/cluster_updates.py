@@ -1,10 +1,8 @@
 """Calls a worker from several threads while TensorFlow takes another one into the cluster again and again; prints what failed.
 
-Two more servers stand for the restarts of worker:1: the cluster gets the address of one, then that of the other. With a third
-argument, calls do not wait for updates.
+Two more servers stand for the restarts of worker:1: the cluster gets the address of one, then that of the other.
 """
 
-import contextlib
 import json
 import socket
 import subprocess
@@ -25,7 +23,7 @@ from tfdist.strategies.runtime import chief_device
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from reserved import free_ports
 
-SECONDS, THREADS, WAITS = float(sys.argv[1]), int(sys.argv[2]), len(sys.argv) < 4
+SECONDS, THREADS = float(sys.argv[1]), 5
 SERVER = """
 import json, sys, tensorflow as tf
 cluster = tf.train.ClusterSpec({job: {int(i): a for i, a in tasks.items()} for job, tasks in json.loads(sys.argv[1]).items()})
@@ -66,7 +64,7 @@ def call(number):
     executor = use_own_executor()
     while not over.is_set():
         try:
-            with strategy.call_gate.call() if WAITS else contextlib.nullcontext(), tf.device("/job:worker/replica:0/task:0"):
+            with strategy.call_gate.call(), tf.device("/job:worker/replica:0/task:0"):
                 assert float(function(chief_device.constant(1.0))) == 2.0
             calls[number] += 1
         except Exception as error:

@@ -193,7 +193,7 @@ def predictions_of_other_forms_than_dense_tensors(scope):
             if kind == "texts":
                 value = tf.ragged.map_flat_values(tf.strings.to_number, value)
             found = value.to_list() if isinstance(value, tf.RaggedTensor) else np.asarray(value).tolist()
-            results[f"{kind}, {name}"] = [str(found), shape]
+            results[f"{kind}, {name}"] = [found, shape]
     return results
 
 
