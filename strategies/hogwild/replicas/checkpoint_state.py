@@ -5,6 +5,7 @@ its random numbers, and its position in the sync period; the outer optimizer has
 so a checkpoint does not depend on the number of ps tasks or on how variables are put into blocks.
 """
 
+import itertools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ def restore(replicas: Any, model: Any, state: dict[str, Any]) -> None:
     """
     if not state:
         _log.debug("the file has no state of worker groups; each starts from the chief's values")
-        for variable in (variable for variables in _parts(model).values() for variable in variables.values()):
+        for variable in itertools.chain.from_iterable(variables.values() for variables in _parts(model).values()):
             if variable.kind is Kind.COUNTER and variable.block is not None and id(variable) in variable.block.assigned:
                 variable.restored = _for_each(replicas, variable.value_on_chief())  # Its slots have all of these updates.
         return

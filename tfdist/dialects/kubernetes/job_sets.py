@@ -80,10 +80,9 @@ def _volcano(job: Node) -> Cluster:
             host = f"{name}-{label}-{index}.{name}.{space}.svc" if name and label else None
             tasks.append(_task(tasks, role, host, here if host else None, width))
     slots = sum(task.slots for task in tasks)
-    for group in groups:
-        if all(group is not each for each, _ in roles):
-            of_gpus = f" with {slots} GPUs" if slots > len(tasks) else ""
-            check_processes(group, {len(tasks), slots}, f"there are {len(tasks)} pods that train{of_gpus}")
+    of_gpus = f" with {slots} GPUs" if slots > len(tasks) else ""
+    for launcher in (group for group in groups if all(group is not each for each, _ in roles)):
+        check_processes(launcher, {len(tasks), slots}, f"there are {len(tasks)} pods that train{of_gpus}")
     return _cluster(tasks, job, spec)
 
 
