@@ -15,7 +15,7 @@ CONNECT_SECONDS = 0.2
 REPEAT_SECONDS = 0.1
 
 SPARE_FILES = 4
-"""Open files that one look takes: a connection, its duplicate, what waits for it, and a file of the name service."""
+"""Files that one look opens: a connection, its duplicate, what waits for it, and a file of the name service."""
 
 
 class ListenProbe:

@@ -18,8 +18,7 @@ POLL_SECONDS = 2.0
 """How often the ps are asked."""
 
 LEAST_SECONDS = 1.0
-"""How long they have to answer at least, also where less is left. And while one is gone: its calls end that often, because each
-new one would wait for it."""
+"""A ps has at least this long to answer. While one is gone, calls to it end this often: each new one would wait for it."""
 
 _log = logging.getLogger("tfdist")
 

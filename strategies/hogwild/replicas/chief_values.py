@@ -154,10 +154,10 @@ class ChiefValues:
                     variable.restored[group] = block.cut(vector, variable).copy()
 
     def _keep_counts(self, block: ParameterBlock) -> None:
-        """Lets groups count on. What they count of a counter that is assigned moves in proportion.
+        """Keeps what each group has counted. If the program has assigned a counter, the groups' counts change in proportion.
 
-        By their counts optimizers correct the bias of slots that begin with zeros. A group's slots have its own updates. Before
-        the first update they come from elsewhere, with all updates that are assigned.
+        Optimizers use the count to correct the bias of slots that begin with zeros. The slots of a group have had its own
+        updates. Slots that were loaded or assigned before its first update have had all updates of the assigned count.
         """
         found = self._replicas.collect([], others={block: self._replicas.current_owners(block)})[block]
         for variable in block.variables:
