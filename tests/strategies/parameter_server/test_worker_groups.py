@@ -53,6 +53,7 @@ LOSSES = (  # Of programs/group_losses.py.
     "metrics that keras does not reset",
     "a metric that predict alone updates",
     "numbers of a batch that predict returns",
+    "predictions of other forms than dense tensors",
     "sparse batches with fewer examples than replicas",
 )
 
