@@ -46,7 +46,7 @@ def connect(task: Task, deadline: Deadline) -> socket.socket:
     """
     assert task.host is not None and task.port is not None
     left = list(_addresses(task.host, task.port))
-    deadline = Deadline.after(max(LEAST_SECONDS, deadline.remaining()))
+    deadline = deadline.at_least(LEAST_SECONDS)
     errors: list[OSError] = []
     with contextlib.ExitStack() as opened, selectors.DefaultSelector() as selector:
         while left or selector.get_map():
