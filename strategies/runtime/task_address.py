@@ -113,7 +113,7 @@ def _begin(family: int, address: Any, opened: contextlib.ExitStack, selector: se
         connection = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
         connection.setblocking(False)
         number = connection.connect_ex(address)
-    except OSError as error:  # Of a family that this machine does not have.
+    except OSError as error:  # The address is of a family that this machine does not have.
         return error
     if number not in (0, errno.EINPROGRESS):
         return OSError(number, os.strerror(number))
