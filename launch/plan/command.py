@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
         for option in candidates(request):
             cost(option)  # Before the measurement: a price may be missing.
     if values["to"].value is not None:
-        _written(candidates(request), given, machines)  # The same: the language may have no words for any.
+        _written(candidates(request), given, machines)  # Also before it: the language may have no words for any of them.
     _check_writable(values)
     typed = given.cluster is not None and any(task.machine_type for task in given.cluster.tasks)
     cores = values["cores"].value or (prices.cores(machines.worker) if typed else None)

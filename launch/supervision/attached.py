@@ -233,7 +233,7 @@ def _not_started_again(outcome: Outcome, error: ClusterError | BackendError | Sy
 
 
 def _wait(seconds: float) -> None:
-    """Waits. Raises SystemExit if a signal that ends the launcher comes before the time is over, as `_signals_raise` does."""
+    """Waits for some seconds. As `_signals_raise`, raises SystemExit if a signal that ends the launcher comes in them."""
     numbers = ending_signals()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfdist.strategies.checkpoint import data_position, generations, memory_file, model_states, save_order, strategy_state
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief, is_local
 from tfdist.strategies.checkpoint.own_folder import OwnFolder
+from tfdist.strategies.keras_hooks.strategy_parts import calls_of
 from tfdist.strategies.private_api import file_patches
 
 PIECE_BYTES = 2**24
@@ -46,7 +47,7 @@ class Broadcast:
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._strategy = strategy
-        self._calls = getattr(strategy, "calls", None)
+        self._calls = calls_of(strategy)
 
     def send(self, piece: bytes, size: int) -> bytes:
         """Returns the chief's `piece` of `size` bytes on every task. Others may pass anything."""

@@ -82,7 +82,7 @@ class DataPosition:
         self._others_state: Any = None  # What `take_place` sets.
         self._model = model
         self._resumption: Resumption | None = None
-        self._validations = 0  # Those of an earlier process, before the first one of this.
+        self._validations = 0  # At first those of an earlier process.
 
     def resume(self, resumption: Resumption) -> None:
         """Makes the next epoch continue there, and the next validation follow those of the epochs that are done."""

@@ -30,6 +30,7 @@ from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
 from tfdist.strategies.checkpoint.fit_start import FitStart
 from tfdist.strategies.checkpoint.model_backup import ModelBackup
 from tfdist.strategies.keras_hooks.callbacks import listed, with_callback
+from tfdist.strategies.keras_hooks.strategy_parts import calls_of
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.runtime import preemption
 from tfdist.strategies.runtime.lost_task_error import says_lost_task
@@ -90,7 +91,7 @@ class _Backups:
         self._of_model: weakref.WeakKeyDictionary[Any, ModelBackup] = weakref.WeakKeyDictionary()
         self._files: list[BackupFile] = []
         self._models = 0  # The number of the last file.
-        self._saved_earlier: dict[int, Progress] | None = None  # By an earlier process, by the numbers of the files.
+        self._saved_earlier: dict[int, Progress] | None = None  # What an earlier process had saved, by the number of the file.
         self._is_in_fit = False
         self._unfinished: dict[str, str] = {}  # By the path of a backup: why the last call of fit was given up.
 
@@ -229,7 +230,7 @@ class _Backups:
             return "it is of a fit that was interrupted, and this program has not called fit" if is_interrupted else ""
         if self._unfinished:
             return next(iter(self._unfinished.values()))
-        calls = next((each.calls for each in self.strategies if hasattr(each, "calls")), None)
+        calls = next(filter(None, map(calls_of, self.strategies)), None)
         if calls is None:
             return ""
         save_order.end()

@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.checkpoint.atomic_path import is_chief
+from tfdist.strategies.keras_hooks.strategy_parts import calls_of
 from tfdist.strategies.private_api.eager_context import publish, published
 from tfdist.strategies.runtime.deadline import Deadline
 
@@ -51,7 +52,8 @@ _log = logging.getLogger("tfdist")
 def install(strategy: tf.distribute.Strategy) -> None:
     """Applies the rule from now on if the strategy has several tasks that run the program."""
     global _applies, _watch_chief
-    _watch_chief = getattr(getattr(strategy, "calls", None), "watch_chief", None)
+    calls = calls_of(strategy)
+    _watch_chief = None if calls is None else calls.watch_chief
     spec = strategy.cluster_resolver.cluster_spec() if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) else None
     _applies = spec is not None and sum(spec.num_tasks(job) for job in spec.jobs if job in ("chief", "worker")) > 1
 

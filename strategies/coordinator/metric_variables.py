@@ -15,6 +15,7 @@ from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariab
 from tfdist.strategies.keras_hooks.checks.metric_trial import leaves, variables_of
 from tfdist.strategies.keras_hooks.replicas import replica_context
 from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
+from tfdist.strategies.keras_hooks.strategy_parts import group_count
 
 MAX_METRIC_VALUES = 65536
 """If the metrics hold more numbers (a confusion matrix of many classes), steps do not return them."""
@@ -35,7 +36,7 @@ def to_send(model: Any) -> tuple[list[Any], list[Any]]:
     others = {id(v): v for v in found if isinstance(v._value, SyncOnReadVariable) and id(v) not in listed}
     if size_of([*listed.values(), *others.values()]) <= MAX_METRIC_VALUES:
         return [*listed.values()], [*others.values()]
-    has_groups = len(getattr(model.distribute_strategy, "worker_groups", ())) > 1
+    has_groups = group_count(model.distribute_strategy) > 1
     if others and (has_groups or (replica and replica.share is not None)) and is_first_warning(model, "large unlisted metrics"):
         _log.warning(
             "the metrics of %s, with those that its `metrics` lacks (%s, ...), hold more than %d numbers, so steps do not send "

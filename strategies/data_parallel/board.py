@@ -40,7 +40,7 @@ class Board:
 
     def __init__(self, watch_first: Callable[[], Callable[[], Exception | None]] | None = None) -> None:
         self._watch_first = watch_first
-        self._look: Callable[[], Exception | None] | None = None  # Of calls that have found that it is lost.
+        self._look: Callable[[], Exception | None] | None = None  # Kept for the next calls by one that found the task lost.
 
     def put(self, name: str, value: str) -> None:
         """Gives a value to all tasks. The name must be free. Raises TaskLostError if the first task is lost."""

@@ -22,6 +22,7 @@ from tfdist.strategies.data_parallel.same_calls import SameCalls
 from tfdist.strategies.data_parallel.task_groups import TaskGroups
 from tfdist.strategies.keras_hooks import optimizer, trainer
 from tfdist.strategies.keras_hooks.replicas.reduction import sent_as
+from tfdist.strategies.keras_hooks.strategy_parts import calls_of
 from tfdist.strategies.model_parallel.variables import current_column
 from tfdist.strategies.private_api import MultiWorkerMirroredExtended
 from tfdist.strategies.private_api.eager_context import configure_coordination, has_started, publish, published
@@ -202,7 +203,7 @@ class _Extended(DataParallelExtended, MultiWorkerMirroredExtended):
 
     def _together(self) -> contextlib.AbstractContextManager[None]:
         """Surrounds a collective that runs now, such as that of a metric that is read; not one that is traced."""
-        calls = getattr(self._container_strategy(), "calls", None)
+        calls = calls_of(self._container_strategy())
         return calls.executing() if calls is not None and tf.executing_eagerly() else contextlib.nullcontext()
 
     def sums_in_buckets(self, values: list[Any]) -> list[Any]:

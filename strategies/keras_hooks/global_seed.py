@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks import build_scope
 from tfdist.strategies.keras_hooks.interface import hooks_of, is_data_parallel
 from tfdist.strategies.keras_hooks.replicas import replica_context
+from tfdist.strategies.keras_hooks.strategy_parts import group_count
 from tfdist.strategies.private_api import GLOBAL_SEED_GENERATOR, patches
 
 REPLICA_STRIDE = 15_485_863
@@ -101,7 +102,7 @@ def _operation_seeds(original: Callable[..., Any], op_seed: Any) -> Any:
         return _seeds_of_update(replica, seeds[0], op_seed)
     if None in seeds or context is None or hooks_of(context.strategy) is None or replica_context.is_trial():
         return seeds
-    if len(getattr(context.strategy, "worker_groups", ())) > 1:
+    if group_count(context.strategy) > 1:
         return None, None
     number = tf.get_static_value(context.replica_id_in_sync_group)
     return seeds[0], (seeds[1] + int(number) * REPLICA_STRIDE) % (2**31 - 1) if number else seeds[1]

@@ -234,9 +234,9 @@ def _call_own(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any,
 
 
 def _call_compiled(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-    """Divides the losses that `compile` has without a reduction by the share: Keras' step takes gradients of their sum.
+    """Divides the losses of `compile` that have no reduction by the share, because Keras' step takes gradients of their sum.
 
-    A sum over classes has as many numbers on every replica, and is not divided.
+    It does not divide a sum over classes, which has as many numbers on every replica.
     """
     replica = replica_context.with_share()
     if replica is None:

@@ -317,9 +317,9 @@ def _begin_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs:
 
 
 def _reader(callback: Any) -> Readers:
-    """Returns what a callback is that does anything at each batch of `fit` for which logs and model must be of that batch.
+    """Returns how soon a callback needs the logs of each batch of `fit`, and the model as it is after that batch.
 
-    tfdist's own callbacks that only count have an attribute `tfdist_reads_batches` that is False.
+    Those of tfdist that only count batches need neither. They have an attribute `tfdist_reads_batches`, which is False.
     """
     if not getattr(callback, "tfdist_reads_batches", True):
         return Readers.NOBODY

@@ -47,7 +47,7 @@ class RowAccess(InShards):
         new_axis_mask: Any,
         shrink_axis_mask: Any,
     ) -> Any:
-        """Assigns `variable[slice]`. A slice of whole rows travels alone; of another one the rows are read and written back."""
+        """Assigns `variable[slice]`. Whole rows travel alone; of any other slice, the rows are read and written back."""
         value = tf.convert_to_tensor(value, self.dtype)
         begin, end, strides = map(tf.convert_to_tensor, (begin, end, strides))
         dimensions = begin.shape[0]

@@ -29,6 +29,10 @@ class Deadline:
         """Returns whether no time is left."""
         return self._clock() >= self._at
 
+    def at_least(self, seconds: float) -> "Deadline":
+        """Returns the later of this deadline and the one `seconds` from now."""
+        return Deadline(max(self._at, self._clock() + seconds), self._clock)
+
     def within(self, seconds: float) -> "Deadline":
         """Returns the earlier of this deadline and the one `seconds` from now."""
         return Deadline(min(self._at, self._clock() + seconds), self._clock)

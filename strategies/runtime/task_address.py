@@ -46,7 +46,7 @@ def connect(task: Task, deadline: Deadline) -> socket.socket:
     """
     assert task.host is not None and task.port is not None
     left = list(_addresses(task.host, task.port))
-    deadline = Deadline.after(max(LEAST_SECONDS, deadline.remaining()))
+    deadline = deadline.at_least(LEAST_SECONDS)
     errors: list[OSError] = []
     with contextlib.ExitStack() as opened, selectors.DefaultSelector() as selector:
         while left or selector.get_map():
@@ -113,7 +113,7 @@ def _begin(family: int, address: Any, opened: contextlib.ExitStack, selector: se
         connection = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
         connection.setblocking(False)
         number = connection.connect_ex(address)
-    except OSError as error:  # Of a family that this machine does not have.
+    except OSError as error:  # The address is of a family that this machine does not have.
         return error
     if number not in (0, errno.EINPROGRESS):
         return OSError(number, os.strerror(number))

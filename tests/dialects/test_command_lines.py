@@ -1,7 +1,6 @@
 """The launcher in a command line or a script: what stands before it, variables, assignments, several commands."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -54,13 +53,12 @@ def test_quotations_and_substitutions_inside_others(text: str) -> None:
 
 
 @pytest.mark.parametrize("opening", ["$(", "${", "$((", "$(<<a\n", "$('", "`", "$((a<<b)) "])
-def test_openings_without_an_end_take_no_time(opening: str) -> None:
-    start = time.process_time()
+@pytest.mark.timeout(120)  # Two seconds if each character is looked at a few times; hours if it is for each opening.
+def test_openings_without_an_end_are_read_once(opening: str) -> None:
     try:
-        words(opening * 20_000)
+        words(opening * 200_000)
     except ClusterError:
         pass
-    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import subprocess
-import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -264,11 +263,10 @@ def test_messages_show_no_secrets(text: str, shown: str) -> None:
     assert without_secrets(shown) == shown
 
 
-def test_a_hostile_message_takes_no_time() -> None:
-    begin = time.process_time()
+@pytest.mark.timeout(120)  # One second if each character is looked at a few times; hours if it is for each other one.
+def test_a_long_hostile_message_is_read_once() -> None:
     for part in ("a-", 'a=\\"', "://", "token: ", "a=b ", "-x ", "'", "A=", "A='\\", "http://a:b"):
-        without_secrets(part * 3000 + "\\")
-    assert time.process_time() - begin < 5  # It takes milliseconds.
+        without_secrets(part * 100_000 + "\\")
 
 
 def test_messages_keep_what_is_no_secret() -> None:

@@ -97,6 +97,14 @@ class Cluster:
             for key in list(self.objects):
                 self.delete(*key)
 
+    def has_ended(self, name: str) -> bool:
+        """Returns whether the Jobs of a job of tfdist have ended."""
+        with self.lock:
+            found = [
+                body for (plural, _, each), body in self.objects.items() if plural == "jobs" and each.startswith(f"{name}-")
+            ]
+        return bool(found) and all(body["status"].get("conditions") for body in found)
+
     def names(self) -> list[str]:
         """Returns what is stored, except events."""
         with self.lock:

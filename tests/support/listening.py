@@ -1,4 +1,4 @@
-"""Programs of tests whose tasks listen at their addresses without TensorFlow."""
+"""Programs of tests whose tasks listen at their addresses, or report as a training does, without TensorFlow."""
 
 LISTENS = """
 import json, os, pathlib, signal, socket, sys, time
@@ -17,3 +17,15 @@ ALL_LISTEN = """
 while not os.path.exists("all-listen"): time.sleep(0.02)
 """
 """The next lines of one that waits until the quick launcher knows that all tasks listen."""
+
+REPORTS = """
+def report(**progress):
+    import json, os, pathlib, time
+    read = pathlib.Path("progress-read")
+    read.unlink(missing_ok=True)
+    path = os.environ["TFDIST_REPORT"] + ".progress"
+    pathlib.Path(path + ".part").write_text(json.dumps({"phase": "fit", "epoch": 1, "epochs": 9, **progress}))
+    os.replace(path + ".part", path)
+    while not read.exists(): time.sleep(0.05)
+"""
+"""The first lines of one that says how far `fit` is, and then waits until the quick launcher has read it."""

@@ -143,7 +143,7 @@ def _task(job: str, index: int, base: Cluster | None, machines: Machines) -> Tas
 def without_strategy(cluster: Cluster) -> tuple[Cluster, str]:
     """Returns a cluster without what only flags can say, and those flags: for languages that have no words for a strategy.
 
-    They have none for workers that join later either, and no flag of the program says it: all begin.
+    Nothing says of workers that they join later, neither words of such a language nor flags, so all of them begin at once.
     """
     flags = []
     if cluster.strategy is not None:

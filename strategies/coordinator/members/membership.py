@@ -32,7 +32,7 @@ class Membership:
         self._lock = threading.RLock()
         self.live = frozenset(self.owners)
         self.away: frozenset[int] = frozenset()
-        self._missed: frozenset[int] = frozenset()  # Those away, until an execution has ended: its first one may be lost too.
+        self._missed: frozenset[int] = frozenset()  # Away, or back without having ended an execution.
         self._terms = [0] * len(groups)
         self._incarnations = [0] * len(groups)
         self._uncounted = [0] * len(groups)  # Calls whose steps do not count.

@@ -142,7 +142,7 @@ class Collector:
                     is_lost = True
                     self._mark_lost(group)
                     if not is_shared:
-                        return  # Its worker. For the others, a ps may be gone: what groups do not share needs none.
+                        return  # The worker is gone: what groups do not share needs no ps.
         finally:
             flushes.end(group)
 

@@ -300,7 +300,7 @@ class LocalVariable(VariableBase):
     def _counted(self) -> Any:
         # Added only when the value is read: after each call of a group it would be a twelfth of the chief's work for the call.
         if self._uncounted:
-            with interrupts.held():  # Ctrl-C comes when TensorFlow has returned: they would be added twice.
+            with interrupts.held():  # Else Ctrl-C after the addition would leave the steps, and they would be added again.
                 self._on_chief.assign_add(self._uncounted)
                 self._uncounted = 0
         return self._on_chief

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks.interface import is_data_parallel
 from tfdist.strategies.keras_hooks.replicas.replica_context import Replica
 from tfdist.strategies.keras_hooks.replicas.warned import is_first_warning
+from tfdist.strategies.keras_hooks.strategy_parts import group_count
 
 _KEEPS = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "TensorScatterAdd")
 """Operations whose result is a sum if their first operand is."""
@@ -47,8 +48,7 @@ def check(replica: Replica, variable: Any, value: Any) -> None:
         variable: the Keras variable.
         value: what is assigned.
     """
-    groups = getattr(replica.strategy, "worker_groups", ())
-    is_alone = replica.share is None and len(groups) < 2
+    is_alone = replica.share is None and group_count(replica.strategy) < 2
     if is_alone or not is_counted(variable):
         return
     is_added_up = variable.aggregation == "sum" or variable.synchronization != "on_read"

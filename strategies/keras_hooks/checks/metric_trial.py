@@ -163,9 +163,9 @@ class Judgement:
 
 
 def leaves(model: Any) -> list[Any]:
-    """Returns the metrics that a model holds once each, with those of `compile` one by one.
+    """Returns each metric that a model holds once, and those of `compile` one by one.
 
-    Its `metrics` lack those of a model inside it, and those that a property of its own leaves out.
+    The attribute `metrics` of the model lacks those of a model inside it, and may be a property that leaves out others.
     """
     held = [*model.metrics, *(metric for layer in model._flatten_layers() for metric in keras.Layer.metrics.fget(layer))]
     found = [leaf for metric in held for leaf in getattr(metric, "metrics", None) or [metric]]

@@ -54,7 +54,7 @@ def variables_of(strategy: Any) -> Iterator[None]:
             return tf.Variable(**arguments)
 
     def create(next_creator: Any, **kwargs: Any) -> Any:
-        with ThreadPoolExecutor(1) as thread:  # It is in no function and in no replica.
+        with ThreadPoolExecutor(1) as thread:  # The thread is in no function and in no replica.
             return thread.submit(in_scope, {name: kwargs[name] for name in _OF_VARIABLES if name in kwargs}).result()
 
     with tf.variable_creator_scope(create):

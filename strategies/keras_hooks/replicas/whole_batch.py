@@ -88,8 +88,9 @@ def _of_other_rows(operation: Any) -> list[Any]:
 def reads_others(values: Any, arguments: Any, replica: Replica) -> bool:
     """Returns whether what a loss or metric function returned is also computed from other tensors of the batch.
 
-    So it is if it reads what a model keeps in its `call`, as the loss of a VAE its means and variances. Of these a replica has
-    those of its own examples, and nobody knows how to gather them: such a number is not one of the whole batch.
+    This is the case if the function reads what the model has kept in its `call`: the loss of a VAE reads means and variances. A
+    replica has only those of its own examples, and nobody knows how to gather the others, so the number is not that of the
+    whole batch.
 
     Args:
         values: what the function returned.

@@ -12,6 +12,7 @@ from kubernetes_here import _status, kubernetes
 from processes import MARK
 from support_paths import CHECKOUT, KUBERNETES_37
 from tools import needs
+from waits import wait_until
 from warm import COMMANDS, WarmPython
 
 IMAGE = "registry.example.com/mnist:1"
@@ -236,8 +237,8 @@ def test_who_follows_a_job_waits_for_a_server_that_is_busy_and_gives_its_end_and
     here.cluster.is_busy = True
     message = b"tfdist: Kubernetes: the server is currently unable to handle the request; the job may go on meanwhile"
     assert any(line.startswith(message) for line in shown)
-    (here.folder / "go").touch()  # The job ends meanwhile.
-    time.sleep(1)
+    (here.folder / "go").touch()
+    wait_until(lambda: here.cluster.has_ended("busy"))
     here.cluster.is_busy = False
     output, _ = follower.communicate(timeout=90)
     assert follower.returncode == 0

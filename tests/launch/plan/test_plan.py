@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 import ssh_here
 from reserved import free_port
 from tools import needs
+from waits import wait_until
 
 from tfdist.choice import choose
 from tfdist.launch.commands import COMMANDS
@@ -274,6 +274,7 @@ def test_a_probe_measures_an_unchanged_program_and_leaves_nothing(start, tmp_pat
             model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         x, y = np.zeros([320, 700], "float32"), np.zeros([320], "int64")
         kept = keras.callbacks.ModelCheckpoint("model.keras")
+        pathlib.Path("begun").touch()
         model.fit(x, y, batch_size=16, epochs=2, validation_data=(x, y), callbacks=[kept], verbose=0)
         pathlib.Path("ended").touch()
     """
@@ -312,9 +313,9 @@ def test_a_probe_measures_an_unchanged_program_and_leaves_nothing(start, tmp_pat
     # As the strategy has really placed the variables.
     assert whole_and_split(found.variables, 2) == json.loads((tmp_path / "placed.json").read_text())
     # Ended while it measures, it leaves nothing either.
+    (tmp_path / "begun").unlink()
     again = start(*words)
-    again.wait_for("measures train.py")
-    time.sleep(1.0)
+    wait_until((tmp_path / "begun").exists)
     again.process.send_signal(signal.SIGTERM)
     assert again.wait() == 143
     assert not again.left(within=5.0)

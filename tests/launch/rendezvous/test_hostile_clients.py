@@ -243,10 +243,9 @@ def test_a_flood_of_connections_is_bounded_and_locks_nobody_out(server, port, st
         assert members[-1].ask({"do": "get", "table": "verdicts"}, 5) == {"a": "roster"}
         for member in members:
             member.close()
-    time.sleep(LIMITS.proof_seconds)
     closed = 0
     for each in flood:
-        each.socket.settimeout(5)
+        each.socket.settimeout(30)
         each.hear()
         closed += each.is_closed()
     assert closed == 60

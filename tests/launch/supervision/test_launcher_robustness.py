@@ -137,7 +137,7 @@ def test_secrets_are_in_no_command_line_of_the_job_and_in_no_output(quick, tmp_p
         import subprocess, sys, time
         assert os.environ["KEY"] == "geheim 7"
         print("has it", flush=True)
-        time.sleep(2)
+        while not os.path.exists("go"): time.sleep(0.05)
         """,
         "--env",
         "KEY",
@@ -146,6 +146,7 @@ def test_secrets_are_in_no_command_line_of_the_job_and_in_no_output(quick, tmp_p
     )
     job.wait_for("has it")
     assert len(processes_of(job.mark)) >= 3 and not any("geheim" in command for command in processes_of(job.mark).values())
+    (tmp_path / "go").touch()
     assert job.wait() == 0 and "geheim" not in job.output
     assert not any("geheim" in path.read_text() for path in tmp_path.glob("tfdist_logs/*/*.log"))
 

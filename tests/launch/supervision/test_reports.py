@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from listening import REPORTS
 from support_paths import PROGRAMS
 
 from tfdist.launch.command_line import checks
@@ -93,15 +94,14 @@ def test_a_job_whose_progress_is_gone_is_not_taken_for_one_that_makes_no_step_an
     """As on a machine that empties /dev/shm when its user logs out."""
     body = """
     import shutil, time
-    path = os.environ["TFDIST_REPORT"] + ".progress"
-    pathlib.Path(path).write_text(json.dumps({"phase": "fit", "epoch": 1, "epochs": 2, "step": 3, "batches": 3}))
-    time.sleep(1.5)  # The launcher has read it.
-    shutil.rmtree(os.path.dirname(path))
+    report(step=3, batches=3)
+    shutil.rmtree(os.path.dirname(os.environ["TFDIST_REPORT"]))
     time.sleep(6)
     pathlib.Path(os.environ["TFDIST_REPORT"]).write_text('{"steps": 9}')
     """
     quick = str(PROGRAMS / "quick_launcher.py")
-    job = start(quick, "--tier", "BASIC", "--step_timeout", "4", "--summary", "summary.json", script(body))
+    flags = ["--step_timeout", "4", "--summary", "summary.json"]
+    job = start(quick, "--tier", "BASIC", *flags, script(REPORTS, body))
     assert job.wait(60) == 0, job.output
     assert read_json("summary.json")["steps"] == 9
     assert job.left() == {}

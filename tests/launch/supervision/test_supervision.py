@@ -8,7 +8,7 @@ import socket
 import textwrap
 
 import pytest
-from listening import ALL_LISTEN, LISTENS
+from listening import ALL_LISTEN, LISTENS, REPORTS
 from reserved import free_port
 from support_paths import PROGRAMS
 from waits import wait_until
@@ -137,32 +137,20 @@ def test_a_job_that_has_trained_for_the_window_has_all_its_restarts_again(start,
 
 
 def test_the_preparation_of_a_fit_that_fails_in_its_first_step_is_no_training(start, script):
-    body = (
-        COUNTED
-        + """
+    body = """
     time.sleep(3.3)
-    progress = pathlib.Path(os.environ["TFDIST_REPORT"] + ".progress")
-    progress.write_text(json.dumps({"phase": "fit", "epoch": 1, "epochs": 9}))
-    time.sleep(0.7)
+    report()
     sys.exit(3 if attempt < 3 else 0)
     """
-    )
-    job = start(QUICK, "--tier", "BASIC", "--max_restarts", "1", "--restart_window", "3", script(body))
+    flags = ["--max_restarts", "1", "--restart_window", "3"]
+    job = start(QUICK, "--tier", "BASIC", *flags, script(REPORTS, COUNTED, body))
     assert job.wait(60) == 3, job.output
     assert job.output.count("all tasks are started again") == 1
 
 
 def test_a_job_that_gets_farther_with_every_attempt_is_started_again_at_once(start, script):
-    body = (
-        COUNTED
-        + """
-    progress = pathlib.Path(os.environ["TFDIST_REPORT"] + ".progress")
-    progress.write_text(json.dumps({"phase": "fit", "epoch": 1, "epochs": 9, "step": attempt, "steps": 9}))
-    time.sleep(0.7)
-    sys.exit(3)
-    """
-    )
-    job = start(QUICK, "--tier", "BASIC", "--max_restarts", "2", script(body))
+    program = script(REPORTS, COUNTED, "    report(step=attempt, steps=9)\n    sys.exit(3)")
+    job = start(QUICK, "--tier", "BASIC", "--max_restarts", "2", program)
     assert job.wait(60) == 3, job.output
     assert job.output.count("all tasks are started again (restart ") == 2
 

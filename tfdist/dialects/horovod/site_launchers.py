@@ -75,7 +75,7 @@ def _of_jsrun(values: Values) -> tuple[int, int]:
     if values.text("np") and sets and count % sets == 0:
         each = count // sets
     if values.text("gpu_per_rs") == "ALL_GPUS":
-        return count, 0  # How many that are, only the machine knows.
+        return count, 0  # Only the machine knows how many that are.
     gpus = values.number("gpu_per_rs", 0, most=MAX_GPUS_PER_TASK)
     return count, gpus // each if gpus % each == 0 else 0
 
