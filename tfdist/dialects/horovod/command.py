@@ -122,11 +122,17 @@ def prepares(words: Sequence[str]) -> bool:
     return bool(program) and program[0] in PREPARES - {"env"}
 
 
-def stated_processes(words: list[str], source: Source) -> int | None:
-    """Returns the number of processes of a command line of mpirun or horovodrun; None if that cannot be read, or has none."""
+def stated_processes(words: list[str], source: Source, nodes: int) -> int | None:
+    """Returns the number of processes of a command line of mpirun or horovodrun on `nodes` hosts that it does not name; None if
+    that cannot be read, or has none."""
     try:
         options, _ = _options(words, source)
-        return _number(options, "np", source) if "np" in options else None
+        if "np" in options:
+            return _number(options, "np", source)
+        per_host = _mapping(options, source)[1]
+        if per_host is None or options.keys() & _PLACES.keys():
+            return None
+        return nodes * _number({"per_host": per_host}, "per_host", source)
     except ClusterError:
         return None
 
