@@ -47,6 +47,9 @@ def hosts(source):
         ("mpiexec.hydra -n 3 -ppn 2 -hosts a,b -genv X 1 x", "a a b"),
         ("mpiexec.hydra -n 5 -hosts a,b x", "a b a b a"),
         ("mpiexec -n 4 -hosts a,b x", "a b a b"),
+        ("mpiexec.hydra -n 6 -hosts a,c,a x", "a c a a c a"),
+        ("mpiexec.hydra -n 4 -hosts a,a,b x", "a a b a"),
+        ("mpiexec.hydra -ppn 3 -hosts a:2,b:4,a:1 x", "a a a b b b a a a"),
         ("mpiexec.mpich -n 3 -host a,b x", "a b a"),
         ("/usr/bin/mpirun.openmpi -np 3 -H a:2,b:2 x", "a a b"),
         ("mpirun -np 5 --oversubscribe -H a,b x", "a a a b b"),
@@ -71,6 +74,8 @@ def hosts(source):
         ("mpirun -np 4 -H a:3,b:2 --rank-by NODE x", "a b a a"),
         ("mpirun -np 4 -H a:3,b:2 --map-by node --rank-by slot x", "a a b b"),
         ("mpirun -np 4 -H a:2,b:2 --map-by core --rank-by fill x", "a a b b"),
+        ("mpirun -np 3 --mca rmaps_base_mapping_policy node -H a:2,b:2 x", "a b a"),
+        ("mpirun -np 3 --prtemca rmaps_default_ranking_policy node -H a:2,b:2 x", "a b a"),
         ("mpirun -np 2 -- python train.py : x", None),
         ("mpirun -np 3 -H [2001:db8::1]:2,[::1] x", "2001:db8::1 2001:db8::1 ::1"),
         ("mpirun \\\n  -np 2 \\\n  -H a:1,b:1 \\\n  python train.py", "a b"),
@@ -117,6 +122,8 @@ def test_command_lines(command, expected):
         ("mpirun -np 2 --map-by pe-list=0,2 -H a:2 x", "--map-by: 'pe-list=0,2' is a placement of ranks"),
         ("mpirun -np 5 --map-by :NOOVERSUBSCRIBE -H a:2,b:2 x", "5 processes are asked for, but the hosts have 4 slots"),
         ("mpirun -np 2 --rank-by span -H a:2,b:2 x", "--rank-by: 'span' is an order of ranks that tfdist does not support"),
+        ("mpirun -np 2 --mca rmaps_base_mapping_policy node --map-by slot -H a:2 x", "--map-by: this is given twice"),
+        ("mpirun -np 2 -genv I_MPI_DEBUG 5 -hosts a,b x", "-ppn: Intel MPI, whose variables I_MPI_ are given, starts as many"),
         ("mpirun -np 2 --rankfile f -H a:2 x", "--rankfile: ranks are placed by a file"),
     ],
 )  # fmt: skip
@@ -308,7 +315,7 @@ def test_host_files_with_ipv6_addresses(tmp_path):
     lines = "[2001:db8::1]:2\nuser@[::2] slots=1\n2001:db8::3 slots=1  # bare\n[fe80::1%eth0]\n"
     expected = "2001:db8::1 2001:db8::1 ::2 2001:db8::3 fe80::1%eth0"
     (tmp_path / "hosts").write_text(lines)
-    assert hosts(lines) == hosts(str(tmp_path / "hosts")) == hosts(f"mpirun --hostfile {tmp_path / 'hosts'} x") == expected
+    assert hosts(lines) == hosts(str(tmp_path / "hosts")) == hosts(f"mpiexec.hydra -f {tmp_path / 'hosts'} x") == expected
     assert hosts("2001:db8::1:4 slots=2\n") == "2001:db8::1:4 2001:db8::1:4"
     for line, message in (
         ("2001:db8::1:4", r"may be an address, or 2001:db8::1 with 4 slots; write \[2001:db8::1\]:4 or 2001:db8::1:4 slots=1"),
@@ -318,6 +325,32 @@ def test_host_files_with_ipv6_addresses(tmp_path):
         (tmp_path / "hosts").write_text(f"{line}\n")
         with pytest.raises(ClusterError, match=message):
             tfdist.read(f"mpirun --hostfile {tmp_path / 'hosts'} x")
+
+
+@pytest.mark.parametrize(
+    ("options", "lines", "expected"),
+    [
+        ("-np 2", "a\nb\n", None),
+        ("", "a slots=2\nb\n", None),
+        ("-np 3", "a slots=2\nb\n", "a a b"),
+        ("-np 4 --oversubscribe", "a slots=2\nb\n", None),
+        ("", "a\na\nb\n", None),
+        ("", "a\nb\na\nb\n", "a a b b"),
+        ("", "a max_slots=3\nb slots=1\n", None),
+        ("-N 1", "a\nb\n", "a b"),
+        ("-np 2 --map-by node", "a\nb\n", "a b"),
+    ],
+)
+def test_open_mpi_counts_the_cores_of_a_host_without_slots(tmp_path, options, lines, expected) -> None:
+    (tmp_path / "hosts").write_text(lines)
+    command = f"mpirun {options} --hostfile {tmp_path / 'hosts'} x"
+    if expected is not None:
+        assert hosts(command) == expected
+    else:
+        with pytest.raises(
+            ClusterError, match=r"hosts: [ab] has no number of slots, and Open MPI starts as many ranks on it as"
+        ):
+            tfdist.read(command)
 
 
 def test_horovodrun_takes_any_unique_beginning_of_a_name() -> None:

@@ -129,6 +129,10 @@ def test_jobs_of_other_frameworks_are_workers_that_train_alike() -> None:
         ("[bash, -c, 'mpirun -np 2 python t.py', x, 'y']", 2),
         ('[mpiexec], args: [-n, "3", python, t.py]', 3),
         ('[sh, -c, "horovodrun -np 8 python t.py"]', 8),
+        ("[mpirun, -npernode, '1', python, t.py]", 2),
+        ("[mpirun, --map-by, 'ppr:2:node', python, t.py]", 4),
+        ("[mpirun, -N, $(COUNT), python, t.py]", None),
+        ("[mpirun, -N, '1', -H, $(HOSTS), python, t.py]", None),
     ],
 )
 def test_the_launcher_of_an_mpijob_starts_as_many_processes_as_there_are_slots(command: str, count: int | None) -> None:

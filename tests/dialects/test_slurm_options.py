@@ -210,6 +210,8 @@ def test_another_launcher_in_the_script_counts() -> None:
 
 
 def test_a_number_of_nodes_that_slurm_chooses_is_refused() -> None:
+    with pytest.raises(ClusterError, match="ntasks-per-gpu: the number of GPUs is missing, which Slurm chooses then; write"):
+        tfdist.read("srun -N 1 --ntasks-per-gpu=2 python train.py")
     with pytest.raises(ClusterError, match="nodes: '2-4' lets Slurm choose the number of nodes; give one number"):
         script("--nodes=2-4")
 

@@ -11,7 +11,16 @@ from collections.abc import Sequence
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.horovod import site_launchers
-from tfdist.dialects.horovod.hosts import Hosts, cluster_of, merged, one_by_one, parse_hostfile, parse_hosts
+from tfdist.dialects.horovod.hosts import (
+    Hosts,
+    cluster_of,
+    merged,
+    merged_neighbors,
+    one_by_one,
+    parse_hostfile,
+    parse_hosts,
+    without_slots,
+)
 from tfdist.dialects.parsing.command_line import (
     HYDRAS,
     MPI_PROGRAMS,
@@ -73,6 +82,17 @@ _MPI_WITH_VALUE = names(
 _MPI_SHORT = {"pernode": {"per_host": "1"}, "bynode": {"map": "node"}}
 """Switches of Open MPI that stand for options with a value, by meaning."""
 
+_MCA = ("mca", "gmca", "omca", "prtemca")
+_PARAMETERS = {
+    "rmaps_base_mapping_policy": "map-by",
+    "rmaps_default_mapping_policy": "map-by",
+    "rmaps_base_ranking_policy": "rank-by",
+    "rmaps_default_ranking_policy": "rank-by",
+    "orte_default_hostfile": "default-hostfile",
+    "prte_default_hostfile": "default-hostfile",
+}
+"""Parameters of Open MPI 4 and 5, and the options that they stand for."""
+
 _MPI_VALUES = dict.fromkeys(_MPI_WITH_VALUE, 1) | dict.fromkeys(("mca", "gmca", "omca", "pmixmca", "prtemca", "genv", "env"), 2)
 _NODE_FILE = re.compile(r"\$\{?(?:PBS_NODEFILE|LSB_DJOB_HOSTFILE|PE_HOSTFILE)\}?|\$\{?TMPDIR\}?/machines", re.ASCII)
 """The file in which a scheduler has the nodes of a job."""
@@ -102,11 +122,17 @@ def prepares(words: Sequence[str]) -> bool:
     return bool(program) and program[0] in PREPARES - {"env"}
 
 
-def stated_processes(words: list[str], source: Source) -> int | None:
-    """Returns the number of processes of a command line of mpirun or horovodrun; None if that cannot be read, or has none."""
+def stated_processes(words: list[str], source: Source, nodes: int) -> int | None:
+    """Returns the number of processes of a command line of mpirun or horovodrun on `nodes` hosts that it does not name; None if
+    that cannot be read, or has none."""
     try:
         options, _ = _options(words, source)
-        return _number(options, "np", source) if "np" in options else None
+        if "np" in options:
+            return _number(options, "np", source)
+        per_host = _mapping(options, source)[1]
+        if per_host is None or options.keys() & _PLACES.keys():
+            return None
+        return nodes * _number({"per_host": per_host}, "per_host", source)
     except ClusterError:
         return None
 
@@ -138,6 +164,8 @@ def _ranks(words: list[str], source: Source) -> list[str]:
             fault = source.error("neither processes nor hosts are given; write -np 4, or -H a:2,b:2", field="-np")
             raise UnstatedError(*fault.args)
         return ["localhost"] * limit
+    if not is_horovod and "hydra" not in options and "hostfile" in options:
+        _check_slots(hosts, limit, options, source)
     return _placed(hosts, limit, options, source)
 
 
@@ -170,6 +198,10 @@ def _options(words: list[str], source: Source) -> tuple[dict[str, str], int]:
         if position + count > len(words):
             raise source.error("the value of this option is missing", field=written)
         _add(options, name, value if equals else words[position], written, source, is_horovod)
+        if name in _MCA and count == 2 and (parameter := words[position]) in _PARAMETERS:
+            _add(options, _PARAMETERS[parameter], words[position + 1], f"{written} {parameter}", source, is_horovod)
+        if name in ("env", "genv") and words[position].startswith("I_MPI_"):
+            options["intel"] = ""
         position += count
     check_single(words[position:], source)
     if ":" in words[position:]:
@@ -232,6 +264,29 @@ def _hosts(options: dict[str, str], source: Source) -> Hosts | None:
     return None
 
 
+def _check_slots(hosts: Hosts, limit: int | None, options: dict[str, str], source: Source) -> None:
+    """Raises ClusterError if the ranks depend on the cores of a host: Open MPI starts as many on one without slots."""
+    path = options["hostfile"]
+    file = Source(source.dialect, path[:250])
+    bare = set(without_slots(read_text(path, file), file))
+    if not bare or _mapping(options, source)[1] is not None:
+        return
+    most = limit or 2
+    try:
+        found = [
+            _placed([(host, slots if host not in bare else count) for host, slots in merged(hosts)], limit, options, source)
+            for count in (1, most)
+        ]
+    except ClusterError:
+        found = []  # With one rank on each of these hosts there are too few, or none.
+    if not found or found[0] != found[1]:
+        first = next(host for host, _ in hosts if host in bare)
+        raise file.error(
+            f"{first} has no number of slots, and Open MPI starts as many ranks on it as it has cores; write "
+            f"`{first} slots=1`, or -N 1 into the command for one rank on each host"
+        )
+
+
 def _placed(hosts: Hosts, limit: int | None, options: dict[str, str], source: Source) -> list[str]:
     head, per_host, modifiers = _mapping(options, source)
     order = options.get("rank", "node" if head == "node" else "slot").lower()
@@ -239,13 +294,19 @@ def _placed(hosts: Hosts, limit: int | None, options: dict[str, str], source: So
         raise source.error(
             f"{shown(order)} is an order of ranks that tfdist does not support; use slot or node", field="--rank-by"
         )
-    hosts = merged(hosts)
+    hosts = merged_neighbors(hosts) if "hydra" in options else merged(hosts)
     if per_host is not None:
         count = _number({"per_host": per_host}, "per_host", source)
         hosts = [(host, count) for host, _ in hosts]
+    elif "intel" in options and len(hosts) > 1:
+        raise source.error(
+            "Intel MPI, whose variables I_MPI_ are given, starts as many processes on a host as it has cores; write their "
+            "number, -ppn 4",
+            field="-ppn",
+        )
     available = sum(slots for _, slots in hosts)
     size = available if limit is None else limit
-    if size > available and "hydra" in options:
+    if "hydra" in options and 0 < available <= MAX_TASKS:
         # Hydra goes round the hosts as often as needed.
         turn = one_by_one(hosts)
         return [turn[rank % available] for rank in range(size)]

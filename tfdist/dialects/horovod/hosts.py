@@ -5,6 +5,7 @@ MPICH's `mpiexec.hydra`. Horovod's reader raises IndexError for blank lines and 
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,6 +80,7 @@ def parse_hostfile(text: str, source: Source) -> Hosts:
         line = _without_comment(line)
         if line:
             host, slots = _hostfile_line(line, number, source)
+            slots = 1 if slots is None else slots
             total += slots
             _check_total(total, source)
             hosts.append((host, slots))
@@ -112,6 +114,24 @@ def merged(hosts: Hosts) -> Hosts:
     return list(slots.items())
 
 
+def merged_neighbors(hosts: Hosts) -> Hosts:
+    """Returns the hosts with one entry for those that are named in a row, as Hydra does."""
+    result: Hosts = []
+    for host, count in hosts:
+        if result and result[-1][0] == host:
+            count += result.pop()[1]
+        result.append((host, count))
+    return result
+
+
+def without_slots(text: str, source: Source) -> list[str]:
+    """Returns the hosts of a host file that have one line, and no number of slots in it."""
+    lines = [(number, line) for number, line in enumerate(map(_without_comment, text.splitlines()), start=1) if line]
+    named = [_hostfile_line(line, number, source) for number, line in lines]
+    times = Counter(host for host, _ in named)
+    return [host for host, slots in named if slots is None and times[host] == 1]
+
+
 def _check_total(total: int, source: Source) -> None:
     if total > MAX_TASKS:
         raise source.error(f"there are more than {MAX_TASKS} slots, which is more than tfdist supports")
@@ -137,7 +157,9 @@ def _address(written: str) -> str | None:
     return host if valid_host(host) and (":" in host or not is_bracketed) else None
 
 
-def _hostfile_line(line: str, number: int, source: Source) -> tuple[str, int]:
+def _hostfile_line(line: str, number: int, source: Source) -> tuple[str, int | None]:
+    """Returns the host of a line and its slots; None if it does not give them."""
+
     def fault(message: str) -> ClusterError:
         return source.error(message, line=number)
 
@@ -163,7 +185,8 @@ def _hostfile_line(line: str, number: int, source: Source) -> tuple[str, int]:
         raise fault(
             f"{shown(name)} may be an address, or {before} with {last} slots; write [{before}]:{last} or {host} slots=1"
         )
-    slots = "1" if slots is None else slots  # Open MPI's hostfile(7): a node without slots is a machine with one.
+    if slots is None:
+        return host, None
     if not (slots.isascii() and slots.isdecimal() and len(slots) <= 9):
         raise fault(f"{shown(slots)} is not a number of slots")
     if match and slots == match[2] and int(slots) in _PORTS:

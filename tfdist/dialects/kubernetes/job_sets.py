@@ -82,7 +82,7 @@ def _volcano(job: Node) -> Cluster:
     slots = sum(task.slots for task in tasks)
     of_gpus = f" with {slots} GPUs" if slots > len(tasks) else ""
     for launcher in (group for group in groups if all(group is not each for each, _ in roles)):
-        check_processes(launcher, {len(tasks), slots}, f"there are {len(tasks)} pods that train{of_gpus}")
+        check_processes(launcher, {len(tasks), slots}, len(tasks), f"there are {len(tasks)} pods that train{of_gpus}")
     return _cluster(tasks, job, spec)
 
 

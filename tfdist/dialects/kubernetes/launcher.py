@@ -11,18 +11,19 @@ from tfdist.dialects.parsing.shell import SHELL_OPTION, commands
 from tfdist.errors import ClusterError, Source
 
 
-def check_processes(launcher: Node, counts: Collection[int], pods: str) -> None:
+def check_processes(launcher: Node, counts: Collection[int], nodes: int, pods: str) -> None:
     """Raises ClusterError if the commands of a launcher start other numbers of processes than those that train.
 
     Args:
         launcher: the group of pods that it is.
         counts: the numbers that it may start.
+        nodes: the pods that train.
         pods: what there is, for the message: "the pods have 8 slots".
     """
     pod = container(launcher.get("template"), None)
     parts = [pod.child(name).value for name in ("command", "args")] if pod else []
     words = [str(word) for part in parts if isinstance(part, list) for word in part]
-    stated = [stated_processes(command, launcher.source) for command in _launches(words, launcher.source)]
+    stated = [stated_processes(command, launcher.source, nodes) for command in _launches(words, launcher.source)]
     if None not in stated and stated and set(counts).isdisjoint(stated):
         raise launcher.error(f"its command starts {stated[-1]} processes, and {pods}; let them agree")
 

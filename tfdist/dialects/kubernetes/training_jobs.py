@@ -132,7 +132,7 @@ def _mpijob(job: Node) -> Cluster:
         raise spec.error("the MPIJob has no Worker replicas, and its launcher runs no rank")
     if launcher := kinds.get("Launcher"):
         total = sum(task.slots for task in tasks)
-        check_processes(launcher, [total], f"the pods have {total} slots (slotsPerWorker times replicas)")
+        check_processes(launcher, [total], len(tasks), f"the pods have {total} slots (slotsPerWorker times replicas)")
     return Cluster(tuple(tasks), source=job.source)
 
 

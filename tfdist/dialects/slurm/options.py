@@ -120,6 +120,8 @@ def tasks(values: Values) -> Tasks:
         count = (nodes or 1) * values.number("ntasks-per-node", least=1)
     elif by_gpu and (total or per_node):
         count = by_gpu * (total or per_node * (nodes or 1))
+    elif by_gpu:
+        raise values.error("ntasks-per-gpu", "the number of GPUs is missing, which Slurm chooses then; write --gpus=4 too")
     elif total and per_task:
         count = max(1, total // per_task)
     else:
