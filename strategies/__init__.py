@@ -120,6 +120,7 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     job_backup.install(strategy)
     sharding_refusal.install(strategy)  # These two are last, so that they come before the hooks of the strategy.
     interrupts.install()
+    run_summary.note_end()
     return strategy
 
 

@@ -10,6 +10,9 @@ SUFFIX = ".progress"
 STEPS_SUFFIX = ".steps"
 """The suffix of the file with the number of steps, which only `--fail_at` reads (fault_injection.py)."""
 
+ENDED_SUFFIX = ".ended"
+"""The suffix of a file that says that the program has finished, while its process still ends (runtime/run_summary.py)."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -98,9 +101,14 @@ def read(report: Path) -> Progress | None:
         return None
 
 
+def has_ended(report: Path) -> bool:
+    """Returns whether the program that writes this report has finished."""
+    return Path(f"{report}{ENDED_SUFFIX}").exists()
+
+
 def forget(report: Path) -> None:
     """Removes what an earlier attempt has written beside its report."""
-    for suffix in (SUFFIX, STEPS_SUFFIX):
+    for suffix in (SUFFIX, STEPS_SUFFIX, ENDED_SUFFIX):
         try:
             Path(f"{report}{suffix}").unlink(missing_ok=True)
         except OSError:

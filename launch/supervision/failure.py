@@ -12,6 +12,10 @@ from tfdist.launch.jobs.restarts import CHIEF_SECONDS
 from tfdist.launch.jobs.running_time import RunningTime
 from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
 
+END_SECONDS = 15.0
+"""How long the process of the chief may take to end after its program, if a server is lost meanwhile. Telling a server of the
+end takes 5 s if its host is gone (strategies/runtime/shutdown.py)."""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -67,8 +71,16 @@ def left_fit(reporter: str, report: Path) -> Failure | None:
 class FirstFailure:
     """The failure that came first and does not follow from another."""
 
-    def __init__(self, job: Job, exits: Mapping[str, int], clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        exits: Mapping[str, int],
+        clock: Callable[[], float] | None = None,
+        has_ended: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Begins without a failure. `has_ended` says whether the program of the task that reports has finished."""
         self._clock = clock or RunningTime()
+        self._has_ended = has_ended
         self._exits = exits
         self._stopped: dict[str, Stopped] = {}
         self._training = {task.name for task in job.training}
@@ -114,8 +126,9 @@ class FirstFailure:
                 names = ", ".join(f"{each.task} was stopped by {each.signal_name}" for each in silent)
                 reason = f"{names}, and {event.task} could not go on without it: {event.cause}{before}"
             code = event.code if event.code >= 0 else 128 - event.code
+            is_needed = is_training or not self._has_ended()  # Else the process of the chief is about to end with 0.
             # Exit code 2 is that of a bad description or command line, which stays bad.
-            self._suspect_from(now, Failure(reason, code, event.task, may_pass=code != 2))
+            self._suspect_from(now if is_needed else now + END_SECONDS, Failure(reason, code, event.task, may_pass=code != 2))
 
     def report(self, failure: Failure) -> None:
         """Records a failure that precedes all others."""

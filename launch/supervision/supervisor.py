@@ -16,6 +16,7 @@ from tfdist.launch.jobs.ending_signals import ending_signals
 from tfdist.launch.jobs.events import Event, Exited, Listening, Lost, Ready, Stopped
 from tfdist.launch.jobs.job import Job, JobFiles
 from tfdist.launch.jobs.job_status import JobStatus, State
+from tfdist.launch.jobs.progress import has_ended
 from tfdist.launch.jobs.restarts import STOPPED_SECONDS, Restarts, may_run_longer
 from tfdist.launch.jobs.running_time import RunningTime
 from tfdist.launch.jobs.settings import Settings
@@ -117,7 +118,7 @@ class Supervisor:
         self._settings = settings
         self._stopped_watchdog = Watchdog(STOPPED_SECONDS)
         self._fault_injector = settings.fault_injector
-        self._first_failure = FirstFailure(job, self._tasks.exits)
+        self._first_failure = FirstFailure(job, self._tasks.exits, has_ended=lambda: has_ended(files.report))
         self._evaluators = self._make_restarts(job.cluster.job("evaluator"))
         self._workers = self._make_restarts(
             () if self._restarts_exactly() else job.replaceable,

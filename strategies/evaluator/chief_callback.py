@@ -129,6 +129,7 @@ class _Writer:
             self._job = earlier.get("job") or self._job
         self._write_training(RUNNING)
         self._active = True
+        self._or_warn(lambda: self._folder.prepare_end(self._training(FINISHED) | {"is_complete": False}))
         ending = threading.Event()
 
         def touch() -> None:
@@ -145,13 +146,18 @@ class _Writer:
             thread.join()
             for fit, state in list(self._unwritten.items()):
                 self.write_fit(fit, state)
-            self._or_warn(lambda: self._write_training(FAILED if failed else FINISHED))
+            if self._or_warn(lambda: self._write_training(FAILED if failed else FINISHED)) and not failed:
+                self._or_warn(self._folder.write_prepared_end)
+            self._or_warn(self._folder.forget_prepared_end)
 
         thread.start()
         at_program_end(end)
 
+    def _training(self, status: str) -> dict[str, Any]:
+        return {"run": self._run, "job": self._job, "status": status}
+
     def _write_training(self, status: str) -> None:
-        self._folder.write_training({"run": self._run, "job": self._job, "status": status})
+        self._folder.write_training(self._training(status))
 
     def _or_warn(self, write: Callable[[], object]) -> str | None:
         try:

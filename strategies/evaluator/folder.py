@@ -1,6 +1,7 @@
 """The folder that the chief and the evaluator share. There is no connection between them, so neither can hold up the other.
 
     BASE/tfdist_checkpoints/training.json                 the job, the run of the program and its status; touched every 5 s
+    BASE/tfdist_checkpoints/.training.json.end            what takes its place at the end if the disk is full then
     BASE/tfdist_checkpoints/fit_1/fit.json                the first call of `fit`: its job, run, epochs, whether it has ended
     BASE/tfdist_checkpoints/fit_1/epoch_00003.weights.h5  weights and optimizer after 3 epochs
     BASE/tfdist_checkpoints/fit_1/final.weights.h5        weights and optimizer at the end of that `fit`
@@ -64,6 +65,7 @@ class EvaluationFolder:
         self.base = Path(base).absolute()
         self._checkpoints = self.base / "tfdist_checkpoints"
         self._training = self._checkpoints / "training.json"
+        self._prepared_end = self._checkpoints / ".training.json.end"
 
     @classmethod
     def of(cls, cluster: Cluster) -> "EvaluationFolder":
@@ -113,6 +115,18 @@ class EvaluationFolder:
     def write_training(self, content: dict[str, Any]) -> None:
         """Writes a dict of the present `job`, the present `run` of the chief's program and its `status`."""
         write_json(self._training, {**content, "launch": os.environ.get(LAUNCH_VARIABLE)})
+
+    def prepare_end(self, content: dict[str, Any]) -> None:
+        """Writes the end of a training beforehand, for `write_prepared_end`."""
+        write_json(self._prepared_end, {**content, "launch": os.environ.get(LAUNCH_VARIABLE)})
+
+    def write_prepared_end(self) -> None:
+        """Records the end of a training on a full disk, too: renaming a file takes no room."""
+        os.replace(self._prepared_end, self._training)
+
+    def forget_prepared_end(self) -> None:
+        """Removes what `prepare_end` has written."""
+        self._prepared_end.unlink(missing_ok=True)
 
     def touch_training(self) -> None:
         """Shows that the run goes on."""

@@ -178,15 +178,18 @@ class Training:
             OSError: if the chief could not write the file, or if somebody else has deleted it.
         """
         path, state = self._folder.final(fit), self._folder.fit(fit) or {}
-        reason = state.get("final_not_written")
+        reason, is_sure = state.get("final_not_written"), True
         if reason is None and not state.get("ended"):
-            return None  # There may be that of an earlier job.
+            content, _ = self._folder.training() or ({}, 0)
+            if content.get("is_complete", True):
+                return None  # There may be that of an earlier job.
+            reason, is_sure = "nor how the training ended", False
         if reason is None and path.exists():
             return path
         if reason is None and self._folder.final(fit + KEEP).exists():
             return None
         cause = f"the chief could not write it ({reason})" if reason else "it was deleted"
-        there = "is of an earlier training" if path.exists() else "does not exist"
+        there = f"{'is' if is_sure else 'may be'} of an earlier training" if path.exists() else "does not exist"
         usage = shutil.disk_usage(self._folder.base)
         raise OSError(
             f"fit has no trained weights to return: {path} {there}, {cause}. The disk of {self._folder.base} has "

@@ -23,6 +23,9 @@ from tfdist.strategies.runtime import measured_fit, preemption
 from tfdist.strategies.runtime.fit_progress import FitProgress, close_all
 from tfdist.strategies.runtime.program_end import at_program_end
 
+ENDED_SUFFIX = ".ended"
+"""The file that says that the program has finished is beside the report, with this at the end of its name."""
+
 _summary: dict[str, Any] = {"steps": 0, "examples": 0.0, "fit_seconds": 0.0, "metrics": {}, "history": {}}
 _path = ""
 _counts_steps = False  # Whether the launcher wants to know the steps while they are made (launch/jobs/fault_injection.py).
@@ -78,6 +81,20 @@ def install() -> None:
         at_program_end(lambda failed: None if failed else close_all())
         patches.FIT.patch(_fit)
         patches.EVALUATE.patch(_evaluate)
+
+
+def note_end() -> None:
+    """Makes this process say that its program has finished, before exit functions that were registered earlier.
+
+    They may take seconds, in which the launcher may lose tasks that nobody needs any more.
+    """
+    if path := _path:
+        at_program_end(lambda failed: None if failed else _say_ended(path))
+
+
+def _say_ended(path: str) -> None:
+    with contextlib.suppress(OSError):
+        replace_file(f"{path}{ENDED_SUFFIX}", True)
 
 
 # Replacements. The first parameter is the function that they replace.

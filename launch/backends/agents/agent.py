@@ -204,7 +204,7 @@ class _Agent:
             say(as_json(event))
 
     def _send_changed(self) -> None:
-        """Sends progress and number of steps, where they have changed."""
+        """Sends progress, number of steps and the end of the program, where they have changed."""
         for key, suffix in BESIDE_REPORT.items():
             path = self._reports / f"report.json{suffix}"
             try:

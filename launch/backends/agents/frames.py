@@ -7,6 +7,7 @@
     agent -> launcher   {"hello": {...}}   {"ready": true}   {"failed": TEXT}   {"beat": true}
                         {"output": NAME, "last": BOOL, "bytes": N}   {"event": KIND, ...} for `from_json` of jobs/events.py
                         {"report": NAME, "bytes": N}   {"progress": NAME, "bytes": N}   {"steps": NAME, "bytes": N}
+                        {"ended": NAME, "bytes": N}
 
 Before them, the launcher sends one line to the first lines of Python on the other side (`BOOTSTRAP`): variables and folders of
 modules, which Python needs before it can import the agent, and the job.
@@ -15,7 +16,7 @@ modules, which Python needs before it can import the agent, and the job.
 import json
 from typing import Any
 
-from tfdist.launch.jobs.progress import STEPS_SUFFIX, SUFFIX
+from tfdist.launch.jobs.progress import ENDED_SUFFIX, STEPS_SUFFIX, SUFFIX
 
 START = b"\0tfdist agent\n"
 """What the agent prints first: a login shell may print anything before."""
@@ -28,7 +29,7 @@ SILENCE_SECONDS = 20.0
 STOPPED_SECONDS = 2.0
 """How much longer than the silence after which the launcher takes it for lost an agent may be stopped before it is killed."""
 
-BESIDE_REPORT = {"progress": SUFFIX, "steps": STEPS_SUFFIX}
+BESIDE_REPORT = {"progress": SUFFIX, "steps": STEPS_SUFFIX, "ended": ENDED_SUFFIX}
 """What a task writes beside its report while it runs, as messages name it, and the ends of the names of the files."""
 
 BOOTSTRAP = (

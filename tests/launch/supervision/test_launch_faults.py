@@ -239,6 +239,33 @@ def test_a_chief_may_end_long_after_its_servers(start, script):
     assert "uploaded" in job.output
 
 
+ENDS_BESIDE_A_STOPPED_PS = """
+    import atexit, json, os, pathlib, signal, time
+    name = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
+    pathlib.Path(f"pid-{name}").write_text(str(os.getpid()))
+    def lose_ps():
+        os.kill(int(pathlib.Path("pid-ps").read_text()), signal.SIGKILL)
+        time.sleep(2)  # The launcher hears of it.
+    if name == "chief":
+        atexit.register(lose_ps)  # Before the strategy: this function is the last one.
+    import tfdist
+    with tfdist.strategy().scope():
+        import keras, numpy as np
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(np.ones((64, 4)), np.ones((64, 1)), verbose=0)
+    os.kill(int(pathlib.Path("pid-ps").read_text()), signal.SIGSTOP)  # It does not hear that the program has ended.
+    print("the program ends", flush=True)
+"""
+
+
+def test_a_ps_that_is_lost_while_the_process_of_the_chief_ends_fails_no_training_that_has_finished(start, script):
+    job = start("-m", "tfdist.launch", "--cluster", SERVED, "--max_restarts", "1", script(ENDS_BESIDE_A_STOPPED_PS))
+    assert job.wait(90) == 0, job.output
+    assert job.output.count("the program ends") == 1 and "failed first" not in job.output
+    assert job.left() == {}
+
+
 def test_a_program_that_never_calls_strategy_is_an_error(start, script):
     job = start(QUICK, "--cluster", SERVED, script("print('trained on my own')"))
     assert job.wait() == 1

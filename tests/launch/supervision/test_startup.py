@@ -100,6 +100,22 @@ def test_a_launcher_that_was_stopped_first_hears_what_happened_meanwhile(begun):
         assert first.get() is None
 
 
+@pytest.mark.parametrize("task", ["ps:0", "chief:0"])
+def test_a_task_that_is_lost_after_the_end_of_the_program_counts_if_the_chief_does_not_end_with_0(begun, task):
+    begun.clock.now = 0.0
+    cluster = prepared(read({"chief": 1, "worker": 1, "ps": 1}))
+    job, time = Job(cluster, choose(cluster), Program("train.py")), RunningTime(lambda: begun.clock.now)
+    for has_ended in (False, True):
+        first = FirstFailure(job, {task: -9}, time, has_ended.__bool__)
+        first.exited(Exited(task, -9), {"ps:0", "worker:0"}, False)
+        seconds = 0
+        while (failure := first.get()) is None and seconds < 60:
+            begun.clock.now += 0.9
+            seconds += 0.9
+        assert failure.task == task and failure.exit_code == 137
+        assert bool(seconds) == (has_ended and task == "ps:0")
+
+
 @pytest.mark.parametrize(("code", "named"), [(EXIT_CHIEF_FAILED, "chief:0"), (0, "ps:0")])
 def test_the_chief_is_named_whose_failure_has_ended_a_server_also_if_its_process_ends_much_later(begun, code, named):
     begun.clock.now = 0.0

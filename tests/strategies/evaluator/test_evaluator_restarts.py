@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.cluster import Task
 from tfdist.strategies.checkpoint import data_position
 from tfdist.strategies.evaluator import checkpoint_evaluator, chief_callback
+from tfdist.strategies.evaluator import folder as folder_module
 from tfdist.strategies.evaluator.folder import LAUNCH_VARIABLE, EvaluationFolder
 from tfdist.strategies.evaluator.progress import Progress, Status, Training
 
@@ -155,6 +156,27 @@ def test_weights_that_the_chief_could_not_write_for_a_full_disk_are_an_error_tha
         evaluate(tmp_path, ends)
     assert "evaluator:0: the chief could not write it (OSError: [Errno 28] No space left" in caplog.text
     assert "the checkpoint after epoch 1, 2" in caplog.text and "deleted" not in caplog.text
+
+
+def test_a_disk_that_is_full_at_the_end_of_the_training_lets_no_evaluator_wait(tmp_path, ends, monkeypatch):
+    on_train_end = chief_callback._WriteCheckpoints.on_train_end
+
+    def after_the_disk_is_full(callback):
+        full = OSError(errno.ENOSPC, "No space left on device")
+        context.setattr(folder_module, "write_json", lambda path, content: _raise(full))
+        on_train_end(callback)
+
+    with monkeypatch.context() as context:
+        context.setattr(chief_callback._WriteCheckpoints, "on_train_end", after_the_disk_is_full)
+        train(tmp_path, ends, [2.0, 3.0])
+    monkeypatch.setattr("tfdist.strategies.evaluator.progress.CHIEF_GONE_SECONDS", 0.0)
+    with pytest.raises(OSError, match="of an earlier training, the chief could not write it"):
+        evaluate(tmp_path, ends)
+    state = json.loads((tmp_path / "evaluator" / "state.json").read_text())
+    assert [entry["epoch"] for entry in state["evaluated"]] == [1, 2]
+    train(tmp_path, ends, [5.0])  # The next training in this folder.
+    assert evaluate(tmp_path, ends)[0] == [25.0]
+    assert not list((tmp_path / "tfdist_checkpoints").glob(".*"))
 
 
 def test_a_fit_in_a_callback_of_another_is_not_counted_because_the_evaluator_does_not_make_it(tmp_path, ends, monkeypatch):
