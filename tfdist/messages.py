@@ -19,7 +19,7 @@ _BEFORE_VARIABLES = {"env", "export", "-x", "-e", "--env"}
 _PLAIN_WORDS = (
     (r"invalid literal for int\(\) with base \d+: ('.*')", r"\1 is not a whole number"),
     (r"could not convert string to float: ('.*')", r"\1 is not a number"),
-    (r"Did you mean: (.*?) \?", lambda meant: f"Did you mean --{meant[1].replace(' or ', ' or --')}?"),
+    (r"Did you mean: (.*?) \?", lambda meant: f"Did you mean --{re.sub(', | or ', ' or --', meant[1])}?"),
 )
 """What Python and absl say of a flag that they do not understand, and in plain words."""
 

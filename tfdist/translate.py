@@ -141,11 +141,27 @@ def main(argv: Sequence[str]) -> int:
     for note in notes:
         print("tfdist: note:", printable(note), file=sys.stderr)
     try:
-        print(text.rstrip("\n"), flush=True)
+        show(text)
+    except ClusterError as error:
+        print_error(error)
+        return 2
     except BrokenPipeError:
         # The reader (`| head`) left early. The rest of the buffer must not raise at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def show(text: str) -> None:
+    """Prints a text in a language, all of it or nothing.
+
+    Raises:
+        ClusterError: if the encoding of standard output lacks a character, as ASCII lacks the lines of a tree.
+    """
+    try:
+        print(text.rstrip("\n"), flush=True)
+    except UnicodeEncodeError as error:
+        lacks = f"the encoding of standard output ({sys.stdout.encoding}) lacks {error.object[error.start]!a}"
+        raise Source("flags", "--to").error(f"{lacks}; set PYTHONIOENCODING to utf-8") from None
 
 
 def _usage() -> str:

@@ -19,12 +19,14 @@ from tfdist.launch.jobs.job import Program
 
 
 def check_program(program: Program) -> None:
-    """Raises UsageError if there is no such script or module, or the bundled example lacks its images."""
+    """Raises UsageError if there is no such script or module, it cannot be read, or the bundled example lacks its images."""
     if program.script is not None:
         if fault := program.fault:
             folder, name = os.path.split(program.script)
             known = [] if os.path.isdir(program.script) else _names_in(folder or ".")
             raise UsageError(f"{program.script}: {fault}{nearest(name, known)}")
+        if not os.access(program.script, os.R_OK):
+            raise UsageError(f"{program.script}: you may not read this program; change its mode, or ask its owner")
         if program.script.endswith(".ipynb"):
             raise UsageError(
                 f"{program.script}: this is a notebook; run it in Jupyter, or write a script of it: jupyter nbconvert --to "

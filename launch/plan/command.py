@@ -27,7 +27,7 @@ from tfdist.planner.option import Hardware, Option
 from tfdist.planner.predict import Prediction
 from tfdist.planner.predictions import MANY, predictions
 from tfdist.planner.prices import Machines
-from tfdist.translate import notes, outputs
+from tfdist.translate import notes, outputs, show
 
 DEFAULT_LINK = "1gbit"
 MEASURED = "measured"
@@ -279,7 +279,7 @@ def _show(given: Arguments, view: View, machines: Machines) -> None:
             _say(f"{to} cannot express the recommended one; this is the best that it can: {table.name_of(option)}")
         for line in lost:
             _say(line)
-        print(text.rstrip("\n"))
+        show(text)
 
 
 def _written(options: Sequence[Option], given: Arguments, machines: Machines) -> tuple[Option, list[str], str]:

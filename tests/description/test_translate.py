@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -171,6 +172,20 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout == "{0\n"
     assert result.stderr == ""
+
+
+def test_an_encoding_that_lacks_the_lines_of_a_tree_is_said() -> None:
+    got = {}
+    for encoding in ("latin-1", "utf-8"):
+        program = [sys.executable, "-m", "tfdist.translate", "STANDARD_1", "--to", "tree"]
+        environ = os.environ | {"PYTHONIOENCODING": encoding}
+        got[encoding] = subprocess.run(program, env=environ, capture_output=True, encoding="utf-8", check=False)
+    refused, tree = got["latin-1"], got["utf-8"]
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == (
+        "tfdist: --to: the encoding of standard output (iso8859-1) lacks '\\u251c'; set PYTHONIOENCODING to utf-8\n"
+    )
+    assert tree.returncode == 0 and "├── chief:0" in tree.stdout
 
 
 def test_translating_imports_only_what_the_dialect_needs() -> None:

@@ -1,5 +1,6 @@
 """Which programs a command line may name."""
 
+import os
 import sys
 
 import pytest
@@ -47,3 +48,12 @@ def test_a_module_that_python_would_run_is_accepted(module):
 def test_a_module_that_is_missing_is_named(module, missing):
     with pytest.raises(UsageError, match=f"-m {module}: there is no module {missing} in "):
         check_program(Program(module=module))
+
+
+def test_a_program_that_may_not_be_read_is_found_before_anything_is_started(tmp_path, monkeypatch):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    check_program(Program(str(script)))
+    monkeypatch.setattr(os, "access", lambda path, mode: not (path == str(script) and mode & os.R_OK))  # Root may read all.
+    with pytest.raises(UsageError, match=r"train\.py: you may not read this program"):
+        check_program(Program(str(script)))

@@ -60,6 +60,7 @@ def test_help_and_status_do_not_import_tensorflow(words, tmp_path):
         (["train.py"], "train.py: the command is missing; did you mean tfdist run train.py?"),
         (["--tier"], "--tier: the command is missing; did you mean tfdist run --tier?"),
         (["run", "--teir", "BASIC"], "Did you mean --tier?"),
+        (["run", "--wokers", "2"], "Did you mean --worker_count or --worker_machine_type or --workers?"),
         (
             ["run", "--backend", "loca", "-n", "1"],
             "'loca' is not a back end; there are local, ssh, slurm, srun, ray, kubernetes; did you mean local?",
