@@ -50,6 +50,14 @@ def install() -> None:
     patches.BEGIN_EPOCH.patch(_begin_epoch)
 
 
+def _given_to_compile(model: Any) -> list[Any]:
+    """Returns the metrics that `compile` got as objects. Keras lists them only when it has built those that it got by name."""
+    if (compiled := getattr(model, "_compile_metrics", None)) is None:
+        return []
+    given = tf.nest.flatten([compiled._user_metrics, compiled._user_weighted_metrics])
+    return [metric for metric in given if isinstance(metric, keras.metrics.Metric)]
+
+
 def check_optimizer(model: Any, strategy: tf.distribute.Strategy) -> None:
     """Raises ValueError if the optimizer of `model` was made outside the scope of `strategy`."""
     if getattr(model.optimizer, "_distribution_strategy", strategy) is not strategy:
@@ -68,7 +76,7 @@ def _adopt(model: Any) -> None:
     for value in [model.optimizer, *vars(model).values()]:
         if isinstance(value, keras.optimizers.Optimizer):
             adopt_optimizer(value, strategy)
-    for metric in model.metrics:
+    for metric in [*model.metrics, *_given_to_compile(model)]:
         begin_anew(metric.variables, strategy)
     for loss in tf.nest.flatten(getattr(model, "loss", None)):
         if isinstance(loss, keras.losses.Loss):

@@ -57,6 +57,7 @@ IN_ONE_TASK = (  # Two replicas. What they compute of several replicas, other ca
     "optimizers_that_change_gradients",
     "predictions_that_are_no_rows",
     "predictions_of_other_forms_than_dense_tensors",
+    "a_metric_outside_of_the_scope_beside_one_by_name",
     "numbers_of_a_batch_that_predict_returns",
     "what_predict_counts",
     "metrics_that_a_model_does_not_list",

@@ -52,6 +52,7 @@ LOSSES = (  # Of programs/group_losses.py.
     "metrics that a model does not list",
     "metrics that keras does not reset",
     "a metric that predict alone updates",
+    "a metric outside of the scope beside one by name",
     "numbers of a batch that predict returns",
     "predictions of other forms than dense tensors",
     "sparse batches with fewer examples than replicas",

@@ -230,6 +230,7 @@ def metrics_and_predictions(scope):
         unlisted_metrics.metrics_that_a_model_does_not_list,
         unlisted_metrics.metrics_that_keras_does_not_reset,
         unlisted_metrics.a_metric_that_predict_alone_updates,
+        unlisted_metrics.a_metric_outside_of_the_scope_beside_one_by_name,
         own_sums.numbers_of_a_batch_that_predict_returns,
         own_sums.predictions_of_other_forms_than_dense_tensors,
         unlisted_metrics.sparse_batches_with_fewer_examples_than_replicas,

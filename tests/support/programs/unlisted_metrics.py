@@ -1,6 +1,7 @@
 """Metrics that the `metrics` of a model lack, and that Keras does not reset: cases like those of own_steps.py."""
 
 import keras
+import numpy as np
 import tensorflow as tf
 from cases import Cases
 from keras import layers, ops
@@ -182,3 +183,32 @@ def a_metric_that_predict_alone_updates(scope):
         model = CountsAlone()
     model.predict(X[:13], batch_size=4, verbose=0)
     return {"batches": float(model.batches.result())}
+
+
+class OwnOptimizerStep(keras.Model):
+    """A step of its own, so Keras builds "accuracy" with the first batch."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            guess = self(x)
+            loss = self.compute_loss(x, y, guess)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self._loss_tracker.update_state(loss, sample_weight=ops.shape(x)[0])
+        return self.compute_metrics(x, y, guess, None)
+
+
+@case
+def a_metric_outside_of_the_scope_beside_one_by_name(scope):
+    """The logs of each batch, and the history."""
+    outside = keras.metrics.SparseTopKCategoricalAccuracy(2, name="outside")
+    classes, seen = np.arange(48) % 3, []
+    with scope():
+        entry = keras.Input((4,))
+        model = OwnOptimizerStep(
+            entry, layers.Dense(3, "softmax", kernel_initializer=keras.initializers.GlorotUniform(seed=3))(entry)
+        )
+        model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy", outside])
+    seeing = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: seen.append([float(v) for v in logs.values()]))
+    record = model.fit(X[:29], classes[:29], batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=[seeing]).history
+    return {**record, "seen": seen, "outside": float(outside.result())}
