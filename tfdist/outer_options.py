@@ -14,8 +14,8 @@ class OuterOptions:
             groups has more noise, so the outer optimizer makes smaller steps.
         rates_with_adam: the same if Adam, AdamW, Adamax or Nadam trains the local replicas; None means one of the others.
         farthest: how many times as far as the groups an outer step moves at most, if the outer momentum grows while the
-            learning rate of the groups falls; None if it does not. Not with Adam and its relatives.
-        farthest_from: number of worker groups from which on it grows.
+            learning rate of the groups falls; None if it does not.
+        farthest_from: number of worker groups from which on it grows; with Adam and its relatives it grows with 2.
         pushes_parameters: whether groups push parameters. Otherwise they push progress, which can be compressed.
         weighs_groups: whether it multiplies what a group pushes by the weight of the group.
         allows_adaptive: whether groups may have different periods.
@@ -42,7 +42,7 @@ OUTER_OPTIMIZERS = {
         (*RATE_AND_MOMENTUM, *ROUNDS),
         rates=(0.7, 0.5),
         rates_of_fewer=((4, (0.5, 0.5)), (8, (0.7, 0.3))),
-        rates_with_adam=(0.7, 0.8),
+        rates_with_adam=(0.7, 0.5),
         farthest=3.5,
     ),
     "delayed_nesterov": OuterOptions(

@@ -182,11 +182,11 @@ class Synchronization:
 
         | outer | Adam, AdamW, Adamax, Nadam | all others, 8 groups or more | 4 to 7 groups | 2 and 3 |
         |---|---|---|---|---|
-        | "nesterov" | 0.7 and 0.8 | 0.7 and 0.5 | 0.7 and 0.3 | 0.5 and 0.5 |
+        | "nesterov" | 0.7 and 0.5 | 0.7 and 0.5 | 0.7 and 0.3 | 0.5 and 0.5 |
         | "delayed_nesterov" | 0.7 and 0.5 | 1.0 and 0.3 | 0.5 and 0.5 | 0.5 and 0.5 |
         | "average" | 1.0 and 0.0 | 1.0 and 0.0 | 1.0 and 0.0 | 1.0 and 0.0 |
 
-        With "nesterov" and SGD the momentum grows from there while the learning rate of the groups falls, see `farthest`.
+        With "nesterov" the momentum grows from there while the learning rate of the groups falls, see `farthest`.
 
         An outer step of rate r and momentum b moves r / (1 - b) times as far as the groups did. SGD with momentum moves far by
         itself: DiLoCo's 0.7 and 0.9 (7 times), found with AdamW, ruin it, and so do 2.5 times with two groups. See
@@ -218,12 +218,12 @@ class Synchronization:
             groups: number of worker groups.
 
         Returns:
-            The factor, or None if the outer momentum stays as it is. It does so if it is given, with fewer than 4 groups, with
-            Adam, AdamW, Adamax and Nadam, and with other outer optimizers.
+            The factor, or None if the outer momentum stays as it is. It does so if it is given, with other outer optimizers,
+            and with fewer than 4 groups unless Adam, AdamW, Adamax or Nadam trains them.
         """
         outer = OUTER_OPTIMIZERS[str(self.resolved(groups).outer)]
-        is_fixed = self.outer_momentum is not None or groups < outer.farthest_from or inner_optimizer.lower() in _ADAM
-        return None if is_fixed else outer.farthest
+        grows = groups >= outer.farthest_from or inner_optimizer.lower() in _ADAM
+        return outer.farthest if grows and self.outer_momentum is None else None
 
     def elastic_rate_of(self, groups: int) -> float:
         """Returns EASGD's moving rate for a number of worker groups: `elastic_rate`, or 0.9 / groups if it is None."""

@@ -76,13 +76,13 @@ def test_the_help_of_every_option_says_its_default():
 @pytest.mark.parametrize(
     ("options", "inner", "groups", "rates"),
     [
-        ({}, "AdamW", 2, (0.7, 0.8)),
+        ({}, "AdamW", 2, (0.7, 0.5)),
         ({}, "AdamW", 1, (1.0, 0.0)),
         ({"topology": "ring"}, "SGD", 8, (1.0, 0.0)),
         ({"outer": "average"}, "AdamW", 2, (1.0, 0.0)),
         ({"outer": "average", "outer_learning_rate": 0.5}, "SGD", 8, (0.5, 0.0)),
-        ({"outer": "nesterov"}, "AdamW", 2, (0.7, 0.8)),
-        ({"outer": "nesterov"}, "adam", 16, (0.7, 0.8)),
+        ({"outer": "nesterov"}, "AdamW", 2, (0.7, 0.5)),
+        ({"outer": "nesterov"}, "adam", 16, (0.7, 0.5)),
         ({"outer": "nesterov"}, "SGD", 2, (0.5, 0.5)),
         ({"outer": "nesterov"}, "SGD", 3, (0.5, 0.5)),
         ({"outer": "nesterov"}, "SGD", 4, (0.7, 0.3)),
@@ -93,7 +93,7 @@ def test_the_help_of_every_option_says_its_default():
         ({"outer": "delayed_nesterov"}, "RMSprop", 8, (1.0, 0.3)),
         ({"outer": "delayed_nesterov"}, "RMSprop", 4, (0.5, 0.5)),
         ({"outer": "delayed_nesterov", "outer_momentum": 0.0}, "AdamW", 4, (0.7, 0.0)),
-        ({"outer": "nesterov", "outer_learning_rate": 0.4}, "AdamW", 4, (0.4, 0.8)),
+        ({"outer": "nesterov", "outer_learning_rate": 0.4}, "AdamW", 4, (0.4, 0.5)),
     ],
 )
 def test_outer_rates_default_by_outer_optimizer_inner_optimizer_and_number_of_groups(options, inner, groups, rates):
@@ -107,7 +107,10 @@ def test_outer_rates_default_by_outer_optimizer_inner_optimizer_and_number_of_gr
         ({"outer_learning_rate": 0.5}, "RMSprop", 8, 3.5),
         ({"outer_momentum": 0.5}, "SGD", 8, None),
         ({}, "SGD", 3, None),
-        ({}, "AdamW", 8, None),
+        ({}, "AdamW", 8, 3.5),
+        ({}, "Adam", 2, 3.5),
+        ({"outer_momentum": 0.8}, "Adam", 2, None),
+        ({}, "Adam", 1, None),
         ({}, "SGD", 1, None),
         ({"outer": "average"}, "SGD", 8, None),
         ({"outer": "delayed_nesterov"}, "SGD", 8, None),
