@@ -3,6 +3,7 @@
 Each verb imports what it needs when it runs, so that `tfdist --help` answers at once. Start with `run_command.py`.
 """
 
+import errno
 import importlib
 import os
 import sys
@@ -71,13 +72,25 @@ def run(words: list[str]) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # `tfdist status | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
     except KeyboardInterrupt:
         return 130
     except _shown() as error:
         print_error(error)
         return 2
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        where = repr(error.filename) if error.filename else "standard output or a file that this command writes"
+        print_error(f"no space is left on the disk of {where}; free some there")
+        return 1
+
+
+def _drop_output() -> None:
+    """Lets Python write what is left for standard output, at its exit too, to nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _shown() -> tuple[type[Exception], ...]:
@@ -91,6 +104,8 @@ def _shown() -> tuple[type[Exception], ...]:
 
 
 def _run(words: list[str]) -> int:
+    if words[:1] == ["help"] and words[1:]:
+        words = [*words[1:], "--help"]
     if not words or words[0] in ("--help", "-h", "-help", "help"):
         print(HELP, end="")
         return 0 if words else 2

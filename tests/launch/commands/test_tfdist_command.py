@@ -36,6 +36,7 @@ def test_help_and_version_and_the_help_of_every_verb(tfdist):
         assert len(got.stdout.splitlines()) >= 3
         assert "xit code" in got.stdout or verb == "completion"
     assert tfdist().returncode == 2
+    assert tfdist("help", "cancel").stdout == tfdist("cancel", "--help").stdout
 
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["status"], ["translate", "-h"]])
@@ -215,6 +216,16 @@ def test_a_closed_standard_output_is_no_error(tmp_path, module):
         environ = os.environ | {"TFDIST_STATE_DIR": str(tmp_path)}
         got = subprocess.run(command, shell=True, stderr=subprocess.PIPE, cwd=tmp_path, env=environ, timeout=60)
         assert (got.returncode, got.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["translate", "STANDARD_1", "--to", "tf_config"]])
+def test_a_full_disk_behind_standard_output_is_one_line(words):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "tfdist", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    where = "standard output or a file that this command writes"
+    assert done.stderr == f"tfdist: no space is left on the disk of {where}; free some there\n"
 
 
 def test_every_flag_of_run_is_under_one_topic():
