@@ -144,10 +144,12 @@ class JobFiles:
     Attributes:
         log_dir: existing folder for the output of the tasks.
         report_dir: existing folder for the report of steps and metrics; None for `log_dir`.
+        is_restart: whether all tasks of the job have been started before.
     """
 
     log_dir: Path
     report_dir: Path | None = None
+    is_restart: bool = False
 
     @property
     def report(self) -> Path:

@@ -128,7 +128,7 @@ class AttachedRun:
             try:
                 self._say(f"{outcome.failure.reason}; all tasks are started again{when} ({which})")
                 _wait(delay)
-                self._files = JobFiles(self._folder.path, self._folder.new_report_dir())
+                self._files = JobFiles(self._folder.path, self._folder.new_report_dir(), is_restart=True)
                 runner = self._started()
             except (ClusterError, BackendError, SystemExit) as error:
                 return _not_started_again(outcome, error), earlier_seconds

@@ -87,9 +87,10 @@ class RayTasks(RemoteTasks):
         cpus = sum(need["CPU"] for need in self._needs.values())
         self._placement = Placement(options.get("ray_address"), job.folder, options.get("ray_folder"), cpus)
         try:
-            wait = options.get("ray_wait")
-            strategy = options.get("ray_placement", "PACK")
-            self._placement.reserve(self._tasks_in_order, self._needs, strategy, None if wait is None else float(wait))
+            wait = float(options["ray_wait"]) if "ray_wait" in options else None
+            if wait is None and files.is_restart:  # There was room: a lost node may come back, or be replaced.
+                wait = WAIT_SECONDS
+            self._placement.reserve(self._tasks_in_order, self._needs, options.get("ray_placement", "PACK"), wait)
             self._nodes = self._placement.node_of_each(self._tasks_in_order)
             job = dataclasses.replace(job, cluster=self._on_nodes(job.cluster), program=self._program(job))
             self._check_evaluator(job)
@@ -201,6 +202,7 @@ BACKEND = Backend(
         "ray_folder": "Working folder that all nodes share. Default: Ray sends them a copy of the current one.",
         "ray_cpus": "CPUs for each task, and its number of threads. Default: 1, and a share of the node's cores.",
         "ray_placement": f"How the tasks are spread over the nodes: {', '.join(STRATEGIES)}. Default: PACK.",
-        "ray_wait": f"Seconds to wait for room. Default: {WAIT_SECONDS:.0f}, and none for what the cluster can never give.",
+        "ray_wait": f"Seconds to wait for room. Default: {WAIT_SECONDS:.0f}, and none for what the cluster can never "
+        "give, unless the job is started again.",
     },
 )

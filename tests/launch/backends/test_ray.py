@@ -1,5 +1,6 @@
 """The back end ray on real clusters of Ray on this machine; the tasks run without TensorFlow, except in the last test."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -62,21 +63,28 @@ class RayHere:
         }
         of_ray = {name: value for name, value in self.environ.items() if name.startswith("RAY_")}
         self.python = WarmPython(MARK, *COMMANDS, "ray", **of_ray)  # Ray takes seconds to import.
-        before = dict(os.environ)
-        os.environ.update(self.environ)
-        try:
+        with self._environment():
             # A node replaces the files that it finds: those of another node on the same machine, which is about to use them.
             self.folders = ({"runtime_env_dir_name": f"runtime_resources-{number}"} for number in itertools.count())
             small = {"object_store_memory": 80 << 20, "include_dashboard": False}
             self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "no_monitor": True, **small})
             self.cluster.add_node(num_cpus=2, num_gpus=1, object_store_memory=80 << 20, **next(self.folders))
-            self.add_node()
+        self.add_node()
+
+    @contextlib.contextmanager
+    def _environment(self):
+        """What is started inside gets the variables of the tests."""
+        before = dict(os.environ)
+        os.environ.update(self.environ)
+        try:
+            yield
         finally:
             os.environ.clear()
             os.environ.update(before)
 
     def add_node(self):
-        self.last = self.cluster.add_node(num_cpus=2, object_store_memory=80 << 20, **next(self.folders))
+        with self._environment():
+            self.last = self.cluster.add_node(num_cpus=2, object_store_memory=80 << 20, **next(self.folders))
 
     def start(self, body, *words, arguments=(), description='{"worker": 3}', **more):
         """Starts the launcher; returns its process."""
@@ -290,3 +298,19 @@ def test_a_task_of_a_lost_node_is_named(here):
         output,
     )
     assert here.left(within=10) == {}, pids
+
+
+def test_a_job_that_is_started_again_waits_for_a_node_in_place_of_a_lost_one(here):
+    count = 1 + len(here.cluster.worker_nodes)
+    body = SERVES + f"while not os.path.exists({str(here.folder / 'again')!r}): time.sleep(0.1)\ntime.sleep(2)"
+    workers = {"description": f'{{"worker": {count}}}'}
+    launcher = here.start(body, "--ray_placement", "STRICT_SPREAD", "--max_restarts", "1", **workers)
+    here.pids(count)
+    here.cluster.remove_node(next(iter(here.cluster.worker_nodes)), allow_graceful=False)
+    lines = map(bytes.decode, launcher.stdout)
+    said = next(line for line in lines if "for room on the cluster of Ray" in line or "has no room" in line)
+    assert said.startswith("tfdist: waiting 10 s for room"), said
+    (here.folder / "again").touch()
+    here.add_node()
+    output = launcher.communicate(timeout=120)[0]
+    assert launcher.returncode == 0, output
