@@ -73,8 +73,10 @@ SETTINGS = [
     _of("mnist1d", 64, 0.1, outer="delayed_nesterov", outer_learning_rate=1.0, outer_momentum=0.5, delay=0),
     _of("mnist1d", 64, 0.2, outer="average", delay=0),
     *(_of("text", 0, rate) for rate in (0.005, 0.01, 0.02, 0.04)),
-    _of("text", 16, 0.01),
+    *(_of("text", 16, rate) for rate in (0.01, 0.02)),
     _of("text", 16, 0.01, compression="int8"),
+    _of("text", 16, 0.01, outer_learning_rate=0.7, outer_momentum=0.8, compression="int8"),
+    *(_of("text", 50, rate, delay=0) for rate in (0.01, 0.02)),
     *(
         _of("text", 50, rate, outer="nesterov", outer_learning_rate=outer_rate, outer_momentum=momentum, delay=0)
         for rate, outer_rate, momentum in (
