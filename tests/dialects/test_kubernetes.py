@@ -120,6 +120,29 @@ def test_jobs_of_other_frameworks_are_workers_that_train_alike() -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "slots"),
+    [
+        ("[torchrun, --nproc_per_node=4, t.py]", 4),
+        ("[torchrun, --nproc-per-node, '4', t.py, --nproc_per_node=8]", 4),
+        ('[bash, -c, "mkdir x; exec torchrun --nnodes=3 --nproc_per_node 4 t.py"]', 4),
+        ("[python3, -m, torch.distributed.run, --nproc_per_node=4, -m, package.train]", 4),
+        ("[sh, -c, 'python -m torch.distributed.launch --nproc_per_node=4 t.py']", 4),
+        ("[torchrun, t.py]", 1),
+        ("[torchrun, --nproc_per_node=gpu, t.py]", 1),
+        ("[torchrun, --unknown, --nproc_per_node=4, t.py]", 1),
+        ("[python, t.py, torchrun, --nproc_per_node=4]", 1),
+    ],
+)
+def test_the_processes_of_torchrun_in_the_pods_of_a_pytorchjob_are_read(command, slots):
+    job = PYTORCH_JOB.replace("nvidia.com/gpu", "cpu").replace("name: pytorch", f"command: {command}, name: pytorch")
+    assert [task.slots for task in read(job.replace('  nprocPerNode: "2"\n', "")).tasks] == [slots] * 3
+    assert [task.slots for task in read(job.replace('"2"', str(slots))).tasks] == [slots] * 3
+    if slots == 4:
+        with pytest.raises(ClusterError, match="its command starts 4 processes, and nprocPerNode is 2; let them agree"):
+            read(job)
+
+
+@pytest.mark.parametrize(
     ("command", "count"),
     [
         ('[mpirun, -np, "4", python, t.py, -n, "3"]', 4),

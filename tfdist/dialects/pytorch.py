@@ -9,6 +9,7 @@ number of nodes, which is the same if every node runs one process.
 """
 
 import os
+import re
 from collections.abc import Mapping
 
 from tfdist.cluster import Cluster, Task
@@ -20,7 +21,7 @@ from tfdist.dialects.parsing.document import MAX_TASKS, shown
 from tfdist.dialects.parsing.machine_gpus import visible_gpus
 from tfdist.dialects.parsing.values import Values
 from tfdist.dialects.slurm.environment import recognizes as has_slurm_rank
-from tfdist.errors import Source
+from tfdist.errors import ClusterError, Source
 from tfdist.rank_info import RankInfo, Store, UnplacedError
 
 NAME = "pytorch"
@@ -87,6 +88,16 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str]) 
         local_size=processes,
         host=values.host("local_addr") or None,
     )
+
+
+def stated_processes(words: list[str], source: Source) -> int | None:
+    """Returns the number behind `--nproc-per-node` of a command line of torchrun; None if there is none, or a word."""
+    try:
+        texts = options(words[1:], source, _VALUED, _SWITCHES, letters=_LETTERS, abbreviates=True).texts
+    except ClusterError:  # Options of another version.
+        return None
+    number = texts.get("nproc_per_node", "")
+    return int(number) if re.fullmatch("[1-9][0-9]{0,8}", number) else None
 
 
 def recognizes(environ: Mapping[str, str]) -> str | None:

@@ -17,6 +17,7 @@ from tfdist.dialects.kubernetes.fields import (
     replica_specs,
     slots_of_node,
 )
+from tfdist.dialects.kubernetes.launcher import processes_of_torchrun
 from tfdist.dialects.kubernetes.pods import container, gpus, namespace, object_name, port
 from tfdist.dialects.parsing.node import Node
 
@@ -53,6 +54,10 @@ def _reader(kind: _Kind) -> Callable[[Node], Cluster]:
                 raise replicas.error(f"there are {count} replicas of Master; {kind.name} has one")
             pod = container(replicas.get("template"), kind.container)
             slots, devices = slots_of_node(processes, gpus(pod))
+            if kind.name == "PyTorchJob":
+                given = None if processes is None or processes.value in ("gpu", "auto") else slots
+                slots = processes_of_torchrun(pod, given) or slots
+                devices = min(slots, devices)
             here = port(pod, kind.port_name, kind.port)
             for index in range(checked_total(replicas, tasks, count, slots)):
                 host = f"{name}-{role.lower()}-{index}.{space}.svc" if name else None
