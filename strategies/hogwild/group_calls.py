@@ -21,7 +21,7 @@ from tfdist.strategies.hogwild.replicas.block_registry import Use
 from tfdist.strategies.hogwild.replicas.step_counters import StepCounters, counters_of, rates_of
 from tfdist.strategies.hogwild.synchronization.control import CallNumbers, Control
 from tfdist.strategies.hogwild.timing.measured_delay import FIRST, MeasuredDelay
-from tfdist.strategies.hogwild.timing.schedules import is_due
+from tfdist.strategies.hogwild.timing.schedules import aligned_since, is_due
 from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInput, next_batch
 from tfdist.strategies.runtime import chief_device
 
@@ -68,6 +68,7 @@ class GroupCalls:
         groups = len(strategy.worker_groups)
         self._since = [0] * groups  # Inner steps of each group since its last synchronization.
         self._turns = [0] * groups  # Pushes of each group, without those that are in no round.
+        self._longest = 0  # Batches of the longest call in the epoch, at most a period.
         # A replica that several groups train at once does not show what one of them has counted.
         self.counters = StepCounters(counters_of(model), trains and not strategy.shares_replicas, groups, moves=trains)
         self._numbers = CallNumbers(rates_of(model) if trains else (), self.counters.known)
@@ -98,6 +99,7 @@ class GroupCalls:
         """
         period = period or self.delay.between
         batches = _taken_apart(batches)
+        self._longest = max(self._longest, min(len(batches), period))
         pushes = self._trains and not self._replicas.keeps_progress
         synchronizes = pushes and is_due(len(batches), len(batches), period)
         several = period if len(batches) > period and self.takes_several_periods() else 0
@@ -106,13 +108,13 @@ class GroupCalls:
             self.blocks.take()
         return functools.partial(self._run, functions, batches, period)
 
-    def pushes_in(self, batches: int) -> bool:
-        """Returns whether a group pushes in a call with so many batches; with fewer it may push before the call."""
-        return is_due(batches, batches, self.delay.between)
-
-    def align_turns(self) -> None:
-        """Lets all groups push the same fragment next. Two that push different ones would wait for each other."""
+    def begin_epoch(self) -> None:
+        """Lets all groups push next at the same time, and the same fragment: two with different ones wait for each other."""
         self._turns[:] = [max(self._turns)] * len(self._turns)
+        self._longest = 0
+        if self._replicas.outer_optimizer.in_rounds:
+            owners = {self._replicas.owners[group] for group in self._strategy.membership.live_groups}
+            self._since[:] = [aligned_since([self._since[owner] for owner in owners] or [0])] * len(self._since)
 
     def takes_several_periods(self) -> bool:
         """Returns whether `prepare` takes the batches of several periods, and the group synchronizes in each of them."""
@@ -160,9 +162,13 @@ class GroupCalls:
         turn = self._turns[group] % len(functions.turns)
         is_clean = pushes and not self.blocks.have_progress(owner, functions.turns[turn])
         if self._trains:
-            is_over = is_due(self._since[owner], steps, period) and not replicas.keeps_progress
+            # Not `steps`: the last call of an epoch may be shorter, and groups that push do it all in the same epoch.
+            usual = max(steps, min(self._longest, period))
+            is_over = is_due(self._since[owner], usual, period) and not replicas.keeps_progress
             if not functions.synchronizes and owner == group and is_over:
                 self._synchronize(group)
+            elif not pushes:
+                replicas.pushes_left.begin(group, is_in_round=False)
         for block in self.blocks.changed():
             block.note_progress(owner)
         if isinstance(batches[0], WorkerBatch):
@@ -172,7 +178,7 @@ class GroupCalls:
         if pushes:
             function = functions.functions[turn]
             replicas.weights.count_push(owner)
-            begins = self._begin_push(group, len(functions.turns), not is_clean or steps > period, is_scheduled=True)
+            begins = self._begin_push(group, len(functions.turns), not is_clean or steps > period)
         if self._trains:
             replicas.grace.begin(self)
             replicas.weights.count_examples(owner, steps * functions.examples)
@@ -211,20 +217,20 @@ class GroupCalls:
         each_turn = self.blocks.each_turn()
         turn = each_turn[self._turns[group] % len(each_turn)]
         self._since[group] = 0
-        begins = self._begin_push(group, len(each_turn), self.blocks.have_progress(group, turn), is_scheduled=False)
+        begins = self._begin_push(group, len(each_turn), self.blocks.have_progress(group, turn))
         for block in (self.blocks.synchronized[number] for number in turn):
             # A push without progress would make a round, which applies the outer momentum.
             if group in block.dirty or not self._replicas.outer_optimizer.in_rounds:
                 self._replicas.synchronize_now(block, group, begins)
 
-    def _begin_push(self, group: int, turns: int, is_in_round: bool, is_scheduled: bool) -> bool:
+    def _begin_push(self, group: int, turns: int, is_in_round: bool) -> bool:
         """Notes that a group pushes now, and returns whether all groups begin an epoch.
 
         A push that is in no round is no turn of its fragment. Otherwise a group that has no progress from an earlier fit would
         push another fragment next than those that have, and wait for it.
         """
         self._turns[group] += is_in_round
-        self._replicas.pushes_left.begin(group, is_in_round, is_scheduled)
+        self._replicas.pushes_left.begin(group, is_in_round)
         return bool(self._replicas.pushes_left.all_begin(group, turns))
 
 

@@ -26,7 +26,7 @@ from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.hogwild.group_calls import GroupCalls, can_be_split
 from tfdist.strategies.hogwild.replicas.step_counters import counter_of, steps_of
 from tfdist.strategies.hogwild.timing.measured_delay import COLUMNS, updates_alone
-from tfdist.strategies.hogwild.timing.schedules import most_periods, periods_per_call, steps_per_call
+from tfdist.strategies.hogwild.timing.schedules import most_periods, period_in_epoch, periods_per_call, steps_per_call
 from tfdist.strategies.inputs.worker_input import WorkerBatch
 from tfdist.strategies.keras_hooks.interface import Logs, Readers
 from tfdist.strategies.runtime import interrupts
@@ -73,20 +73,21 @@ class Steps:
         in_epoch, groups = iterator.owner.batches_per_epoch, max(1, len(self._membership.live_groups))
         if in_epoch is not None and in_epoch <= iterator.taken:
             in_epoch = None  # The last epoch was shorter.
-        steps = steps_per_call(in_epoch, groups, self._period, iterator.taken)
+        period = period_in_epoch(in_epoch, groups, self._period)
+        steps = steps_per_call(in_epoch, groups, period, iterator.taken)
         if self._calls.takes_several_periods():
             left = in_epoch and in_epoch - iterator.taken
             every = self._model.steps_per_execution
-            most = most_periods(readers, self._period, every, self._step_seconds, self._group_seconds / groups)
-            steps *= periods_per_call(left, groups, self._period, self._batch_bytes if self._is_packed else None, most)
+            most = most_periods(readers, period, every, self._step_seconds, self._group_seconds / groups)
+            steps *= periods_per_call(left, groups, period, self._batch_bytes if self._is_packed else None, most)
         steps = call_size.batches_per_call(steps, self._batch_bytes)
         batches = iterator.take(steps)
         if batches:
             later = None
             if in_epoch is not None:
                 calls, rest = divmod(max(0, in_epoch - iterator.taken), steps)
-                later = calls + self._calls.pushes_in(rest)
-            self._schedule(batches, iterator.owner.element_spec, iterator, later=later)
+                later = calls + (rest > 0)
+            self._schedule(batches, iterator.owner.element_spec, iterator, later=later, period=period)
         else:
             self._executions.drain()
         return bool(batches)
@@ -101,7 +102,7 @@ class Steps:
         if self._trains and not len(self._executions):
             self._replicas.train_alone(False)
             self._replicas.pushes_left.begin_epoch()
-            self._calls.align_turns()
+            self._calls.begin_epoch()
 
     def reset(self) -> None:
         """See `coordinator.training_loop.Steps`. The steps go on from the chief's count."""
@@ -159,14 +160,15 @@ class Steps:
         owner: Any = None,
         group: int | None = None,
         later: int | None = None,
+        period: int | None = None,
     ) -> Execution:
         self._replicas.begin_calls(self._trains)
         self._replicas.chief.publish()
         if not self._trains:
             self._replicas.chief.synchronize_groups()
-        calls, pushes = self._prepare(batches, element_spec)
+        calls = self._prepare(batches, element_spec, period or self._period)
         if self._trains:
-            self._replicas.pushes_left.schedule(pushes, later)
+            self._replicas.pushes_left.schedule(len(calls), later)
         self._metric_logs.begin_steps()
 
         def run(group: int) -> Any:
@@ -177,31 +179,29 @@ class Steps:
 
         return self._executions.schedule(run, owner, group)
 
-    def _prepare(self, batches: list[Any], element_spec: Any) -> tuple[list[Callable[[int], Any]], int]:
-        """Returns the calls that a group makes one after the other, and in how many of them it pushes."""
+    def _prepare(self, batches: list[Any], element_spec: Any, period: int) -> list[Callable[[int], Any]]:
+        """Returns the calls that a group makes one after the other."""
         if self._next_step is None:
             self._next_step = steps_of(self._model.optimizer) if self._trains else 0
             self._calls.counters.begin(self._next_step)
         elif self._trains:
             self._next_step += self._calls.counters.follow_assignments(counter_of(self._model.optimizer))
         calls: list[Callable[[int], Any]] = []
-        pushes = 0
         runs: list[list[Any]] = [batches] if isinstance(batches[0], WorkerBatch) else runs_of_equal_shapes(batches)
         self._batch_bytes, self._is_packed = _bytes_of(runs[0][0]), can_be_split(runs[0])
-        for run in itertools.chain.from_iterable(map(self._parts, runs)):
-            call: Callable[..., Any] = self._calls.prepare(run, element_spec)
+        for run in itertools.chain.from_iterable(self._parts(run, period) for run in runs):
+            call: Callable[..., Any] = self._calls.prepare(run, element_spec, period)
             if self._trains and self._strategy.synchronization.adaptive and len(run) > 1 and can_be_split(run):
                 # Traced here: tracing needs the group's thread, which makes variables on its worker.
                 self._calls.trace_pieces(run, element_spec)
                 call = functools.partial(self._run_adaptively, run, element_spec)
             calls.append(functools.partial(call, step=self._next_step))
             self._next_step += len(run)
-            pushes += self._calls.pushes_in(len(run))
-        return calls, pushes
+        return calls
 
-    def _parts(self, run: list[Any]) -> list[list[Any]]:
+    def _parts(self, run: list[Any], period: int) -> list[list[Any]]:
         """Splits batches of equal shapes into those of calls: whole periods and the rest, fewer if they are large."""
-        whole = len(run) // self._period * self._period
+        whole = len(run) // period * period
         parts: list[list[Any]] = []
         for part in filter(None, (run[:whole], run[whole:])):
             parts += [part] if isinstance(part[0], WorkerBatch) else call_size.calls_of(part)

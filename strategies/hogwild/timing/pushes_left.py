@@ -5,7 +5,7 @@ import threading
 
 
 class PushesLeft:
-    """Counts the pushes of an epoch that are scheduled, and those that each group has begun."""
+    """Counts the calls of an epoch that are scheduled, and the pushes that each group has begun."""
 
     def __init__(self, groups: int) -> None:
         self._lock = threading.Lock()
@@ -19,29 +19,22 @@ class PushesLeft:
             self._queued = 0
             self._later: float = math.inf
 
-    def schedule(self, pushes: int, later: int | None) -> None:
-        """Notes that calls are scheduled, for any group.
+    def schedule(self, calls: int, later: int | None) -> None:
+        """Notes that calls are scheduled, for any group. Each counts as a push, with the call or before it.
 
         Args:
-            pushes: in how many of them the group pushes.
-            later: in how many calls groups push that come after them in the epoch; None if that is not known.
+            calls: their number.
+            later: how many calls come after them in the epoch; None if that is not known.
         """
         with self._lock:
-            self._queued += pushes
+            self._queued += calls
             self._later = math.inf if later is None else later
 
-    def begin(self, group: int, is_in_round: bool, is_scheduled: bool) -> None:
-        """Notes that a group begins a call in which it pushes.
-
-        Args:
-            group: number of the group.
-            is_in_round: whether the push is in a round. One without progress is not.
-            is_scheduled: whether `schedule` has counted it. A group with few batches pushes before a call that does not push.
-        """
+    def begin(self, group: int, is_in_round: bool) -> None:
+        """Notes that a group begins a call. A push without progress is in no round, and a call without a push neither."""
         with self._lock:
             self._begun[group] += is_in_round
-            if is_scheduled:
-                self._queued = max(0, self._queued - 1)
+            self._queued = max(0, self._queued - 1)
 
     def all_begin(self, group: int, fragments: int) -> bool:
         """Returns whether `group` has begun its first push of a fragment in the epoch, and no group has begun a later push.

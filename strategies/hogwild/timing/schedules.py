@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 
@@ -9,6 +10,31 @@ from tfdist.strategies.keras_hooks.interface import Readers
 
 SMOOTHING = 0.5
 """Weight of the last call in the speed of a group. Below 1, so that one slow call does not make a slow group."""
+
+
+MOST_PERIODS = 4
+CALLS_LEFT = 8
+MOST_BYTES = 2**22
+"""A call has up to 4 periods while each group gets at least 8 more calls in the epoch, and if its batches have at most 4 MiB.
+
+Groups so end an epoch at about the same time, as with calls of one period. Preparing a larger message costs more than the calls
+that it saves.
+"""
+
+
+def period_in_epoch(batches: int | None, groups: int, period: int) -> int:
+    """Returns the updates between two synchronizations: fewer in an epoch of few periods, so that all groups make as many.
+
+    Else some groups would make a call more than others, at the end of which the others wait, and whose rounds have the progress
+    of these groups alone.
+
+    Args:
+        batches: batches in an epoch; None if not known.
+        groups: number of worker groups.
+        period: updates between two synchronizations in long epochs.
+    """
+    periods = math.ceil((batches or 0) / (groups * period))
+    return math.ceil((batches or 0) / (groups * periods)) if groups > 1 and 1 < periods <= CALLS_LEFT else period
 
 
 def steps_per_call(batches: int | None, groups: int, period: int, taken: int = 0) -> int:
@@ -27,14 +53,16 @@ def steps_per_call(batches: int | None, groups: int, period: int, taken: int = 0
     return min(period, math.ceil(batches / groups))
 
 
-MOST_PERIODS = 4
-CALLS_LEFT = 8
-MOST_BYTES = 2**22
-"""A call has up to 4 periods while each group gets at least 8 more calls in the epoch, and if its batches have at most 4 MiB.
+def aligned_since(since: Sequence[int]) -> int:
+    """Returns the updates since the last synchronization that all groups count when an epoch begins: the median, rounded up.
 
-Groups so end an epoch at about the same time, as with calls of one period. Preparing a larger message costs more than the calls
-that it saves.
-"""
+    In short epochs the calls of groups differ by an update, so one group would synchronize an epoch later than the others. It
+    would be a round behind them all the time, and momentum makes training with such progress unstable.
+
+    Args:
+        since: those of each group.
+    """
+    return math.ceil(statistics.median(since))
 
 
 SHOWN_SECONDS = 0.1

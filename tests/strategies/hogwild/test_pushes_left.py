@@ -9,7 +9,7 @@ from tfdist.strategies.hogwild.timing.pushes_left import PushesLeft
 def test_all_groups_push_as_long_as_the_epoch_may_have_more_calls():
     left = PushesLeft(3)
     left.schedule(1, later=None)
-    left.begin(0, is_in_round=True, is_scheduled=True)
+    left.begin(0, is_in_round=True)
     assert left.pushing(0) == 3
 
 
@@ -18,11 +18,11 @@ def test_the_last_calls_of_an_epoch_wait_for_those_that_can_still_push():
     for number in range(5):
         left.schedule(1, later=4 - number)
     for group in range(3):
-        left.begin(group, is_in_round=True, is_scheduled=True)
+        left.begin(group, is_in_round=True)
         assert left.pushing(group) == 3
-    left.begin(1, is_in_round=True, is_scheduled=True)  # The fourth call. One more is left, for any group.
+    left.begin(1, is_in_round=True)  # The fourth call. One more is left, for any group.
     assert left.pushing(1) == 2
-    left.begin(2, is_in_round=True, is_scheduled=True)
+    left.begin(2, is_in_round=True)
     assert left.pushing(2) == 2
     assert left.pushing(0) == 3  # A slow group is in the round before, to which all have pushed.
     left.begin_epoch()
@@ -34,43 +34,51 @@ def test_all_groups_begin_an_epoch_until_one_makes_its_second_push():
     for _ in range(2):
         left.begin_epoch()
         for group in (1, 0):
-            left.begin(group, is_in_round=True, is_scheduled=True)
+            left.begin(group, is_in_round=True)
             assert left.all_begin(group, fragments=1)
-        left.begin(1, is_in_round=True, is_scheduled=True)
-        left.begin(2, is_in_round=True, is_scheduled=True)
+        left.begin(1, is_in_round=True)
+        left.begin(2, is_in_round=True)
         assert not any(left.all_begin(group, fragments=1) for group in range(3))
         assert [left.all_begin(group, fragments=2) for group in range(3)] == [False, True, False]
 
 
 def test_a_push_without_progress_is_not_the_first_of_an_epoch():
     left = PushesLeft(2)
-    left.begin(0, is_in_round=True, is_scheduled=True)
-    left.begin(1, is_in_round=False, is_scheduled=True)
+    left.begin(0, is_in_round=True)
+    left.begin(1, is_in_round=False)
     assert not left.all_begin(1, fragments=1)
-    left.begin(1, is_in_round=True, is_scheduled=True)
+    left.begin(1, is_in_round=True)
     assert left.all_begin(0, fragments=1) and left.all_begin(1, fragments=1)
 
 
 def test_the_first_push_of_an_epoch_with_few_calls_does_not_wait_for_groups_that_get_none():
     left = PushesLeft(3)
     left.schedule(1, later=1)
-    left.begin(0, is_in_round=True, is_scheduled=True)
+    left.begin(0, is_in_round=True)
     assert left.pushing(0) == 2
     left.schedule(1, later=0)
     assert left.pushing(0) == 2
-    left.begin(2, is_in_round=True, is_scheduled=True)
+    left.begin(2, is_in_round=True)
     assert left.pushing(2) == 2
 
 
-def test_nobody_waits_for_a_group_whose_call_is_too_short_to_push():
+def test_calls_that_are_too_short_to_push_count_because_groups_push_before_them():
     left = PushesLeft(3)
-    for pushes, later in ((1, 1), (1, 0), (0, 0)):
-        left.schedule(pushes, later)
-    for group in (0, 1):
-        left.begin(group, is_in_round=True, is_scheduled=True)
+    for later in (2, 1, 0):
+        left.schedule(1, later)
+    for group in range(3):
+        left.begin(group, is_in_round=True)
+        assert left.pushing(group) == 3
+
+
+def test_nobody_waits_for_a_call_that_has_begun_without_a_push():
+    left = PushesLeft(3)
+    for later in (2, 1, 0):
+        left.schedule(1, later)
+    left.begin(1, is_in_round=False)
+    for group in (0, 2):
+        left.begin(group, is_in_round=True)
         assert left.pushing(group) == 2
-    left.begin(2, is_in_round=True, is_scheduled=False)  # What it has from the epoch before.
-    assert left.pushing(2) == left.pushing(0) == 3
 
 
 class Program:

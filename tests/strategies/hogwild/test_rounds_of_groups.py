@@ -76,3 +76,13 @@ def test_groups_that_wait_train_as_synchronous_diloco(weights, delay, fragments)
         diloco = oracles.local_sgd(gradient, np.zeros(4), batches, GIVEN["rate"], GIVEN["period"], GIVEN["momentum"], outer)
         assert expected == pytest.approx(diloco, rel=1e-9)
     assert weights[delay, fragments] == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("batches", "epochs", "rounds"), [(20, 90, 44), (60, 30, 59)])
+def test_in_short_epochs_all_groups_push_to_the_same_rounds(start, batches, epochs, rounds):
+    """A third of 20 batches is 7 or 6. Groups that do not push in the same epochs are a round behind each other: unstable."""
+    job = start(str(PROGRAMS / "hogwild_short_epochs.py"), str(batches), str(epochs))
+    assert job.wait(200) == 0, job.output
+    found = dict(line.split() for line in job.output.splitlines() if line.startswith(("ROUNDS", "EXCESS")))
+    assert int(found["ROUNDS"]) == rounds and float(found["EXCESS"]) < 0.005

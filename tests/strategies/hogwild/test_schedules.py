@@ -8,8 +8,10 @@ from tfdist.strategies.coordinator.calls.call_size import MOST_CALL_BYTES, batch
 from tfdist.strategies.hogwild.timing.schedules import (
     Speeds,
     adaptive_period,
+    aligned_since,
     is_due,
     most_periods,
+    period_in_epoch,
     periods_per_call,
     steps_per_call,
 )
@@ -31,6 +33,22 @@ def synchronizations(steps, period, calls=24):
 @pytest.mark.parametrize(("batches", "expected"), [(1000, 16), (64, 16), (63, 16), (60, 15), (45, 12), (5, 2), (2, 1)])
 def test_an_epoch_is_divided_among_all_groups(batches, expected):
     assert steps_per_call(batches, groups=4, period=16) == expected
+
+
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [(None, 16), (5, 16), (64, 16), (65, 9), (100, 13), (128, 16), (129, 11), (469, 15), (512, 16), (513, 16), (10_000, 16)],
+)
+def test_all_groups_make_as_many_calls_in_an_epoch_of_few_periods(batches, expected):
+    assert period_in_epoch(batches, groups=4, period=16) == expected
+    assert period_in_epoch(batches, groups=1, period=16) == 16  # It waits for nobody.
+
+
+@pytest.mark.parametrize(
+    ("since", "expected"), [([14, 13, 12], 13), ([7, 7, 21], 7), ([1, 0], 1), ([16, 16, 4, 16], 16), ([5], 5)]
+)
+def test_groups_count_the_same_updates_when_an_epoch_begins(since, expected):
+    assert aligned_since(since) == expected
 
 
 def test_calls_grow_in_an_epoch_of_unknown_length():
