@@ -38,7 +38,7 @@ def _alone():
 def _tfdist(description, strategy=None):
     import tfdist
 
-    return tfdist.strategy(dataclasses.replace(tfdist.read(description), strategy=strategy))
+    return tfdist.strategy(dataclasses.replace(tfdist.read(description), strategy=strategy, sync_period=16))
 
 
 def _mirrored():
@@ -53,7 +53,7 @@ ROWS = {
     "TensorFlow's MirroredStrategy, 2 devices": _mirrored_of_tensorflow,
     "tfdist `mirrored`, 2 devices": _mirrored,
     "tfdist `parameter_server`, 1 ps, 2 workers": lambda: _tfdist({"chief": 1, "worker": 2, "ps": 1}),
-    "tfdist `hogwild`, 1 ps, 2 workers": lambda: _tfdist({"chief": 1, "worker": 2, "ps": 1}, strategy="hogwild"),
+    "tfdist `hogwild`, 1 ps, 2 workers, period 16": lambda: _tfdist({"chief": 1, "worker": 2, "ps": 1}, strategy="hogwild"),
 }
 """Name -> a function that makes the strategy."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tfdist.errors import Source
 from tfdist.partition import Partition
-from tfdist.synchronization import DEFAULTS, Synchronization
+from tfdist.synchronization import DEFAULT_SYNC_PERIOD, DEFAULTS, Synchronization
 
 JOBS = ("chief", "worker", "ps", "evaluator")
 """The jobs of a TensorFlow cluster, in the order of the tasks."""
@@ -288,17 +288,17 @@ class Cluster:
             extension["worker_groups"] = [list(group) for group in self.worker_groups]
         if self.server_groups != self.default_server_groups:
             extension["server_groups"] = [list(group) for group in self.server_groups]
+        defaults = {"sync_period": DEFAULT_SYNC_PERIOD} if self.strategy == "hogwild" else {}
         for entry in dataclasses.fields(self):
             if entry.name in _FURTHER:
                 value = getattr(self, entry.name)
-                if value != entry.default or entry.name in self.says:
+                if value != defaults.get(entry.name, entry.default) or entry.name in self.says:
                     extension[entry.name] = value
         if options := self.given_options:
             extension["synchronization"] = options
         if self.partition:
             extension["partition"] = self.partition.as_dict()
-        evaluators = self.job("evaluator")
-        if evaluators:
+        if self.job("evaluator"):
             extension["evaluators"] = _addresses(self.addressed().job("evaluator"))
         return extension
 

@@ -158,7 +158,7 @@ def with_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cluster:
         if fault := fault_of_strategy(cluster, flag_values.strategy):
             raise Source("flags", "--strategy").error(fault)
         if flag_values.strategy == "hogwild" and not says_sync_period(cluster):
-            cluster = dataclasses.replace(cluster, sync_period=DEFAULT_SYNC_PERIOD)
+            cluster = dataclasses.replace(cluster, sync_period=DEFAULT_SYNC_PERIOD, says=cluster.says | {"sync_period"})
         cluster = dataclasses.replace(cluster, strategy=flag_values.strategy)
     cluster = _with_partition_flags(cluster, flag_values)
     cluster = _with_hogwild_flags(cluster, flag_values)

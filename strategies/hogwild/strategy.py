@@ -30,9 +30,18 @@ from tfdist.strategies.hogwild.timing.schedules import Speeds
 from tfdist.strategies.hogwild.traffic import bytes_per_period, compression_used
 from tfdist.strategies.inputs import worker_input
 from tfdist.strategies.model_parallel.worker_mesh import WorkerMesh
+from tfdist.strategies.runtime.notice import tell
 from tfdist.strategies.runtime.task_address import device_of
+from tfdist.synchronization import DEFAULT_SYNC_PERIOD
 
 _log = logging.getLogger("tfdist")
+
+
+def note_of_period(cluster: Cluster) -> str | None:
+    """Returns what a user should know who may not have chosen the period: `tfdist.Cluster` and SINGA begin with 1."""
+    if cluster.sync_period > 1 or "sync_period" in cluster.says:
+        return None
+    return f"hogwild: groups synchronize after every update; they wait less with a sync_period of {DEFAULT_SYNC_PERIOD}"
 
 
 def create(cluster: Cluster, start_timeout: float) -> "Hogwild":
@@ -74,6 +83,8 @@ class Hogwild(CoordinatorStrategy):
     def __init__(self, cluster: Cluster) -> None:
         self.synchronization = cluster.synchronization.resolved(len(cluster.worker_groups))
         self.steps_per_synchronization = max(1, cluster.sync_period // self.synchronization.fragments)
+        if note := note_of_period(cluster):
+            tell(note)
         device_of_rank = [device_of(task) for task in cluster.parameter_tasks for _ in range(task.slots)]
         groups = cluster.server_groups if self.synchronization.topology != "global" else (range(len(device_of_rank)),)
         self.server_devices = [list(dict.fromkeys(device_of_rank[rank] for rank in ranks)) for ranks in groups]

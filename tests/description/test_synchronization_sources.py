@@ -98,6 +98,20 @@ def test_forced_hogwild_has_a_period_of_16_if_the_description_sets_none(monkeypa
     assert from_flags("--strategy=hogwild").sync_period == 1
 
 
+@pytest.mark.parametrize(("given", "expected"), [({}, 16), ({"sync_period": 4}, 4), ({"sync_period": 1}, 1)])
+def test_hogwild_in_tf_config_has_the_same_period(given, expected):
+    cluster = tfdist.read(PS | {"tfdist": {"strategy": "hogwild"} | given})
+    assert cluster.sync_period == expected
+    assert tfdist.read({"cluster": PS["cluster"], "tfdist": cluster.tf_config("ps", 0)["tfdist"]}).sync_period == expected
+
+
+@pytest.mark.parametrize("period", [1, 4, 16])
+def test_tf_config_keeps_the_period_of_a_program(period):
+    cluster = hogwild("STANDARD_1", sync_period=period)
+    config = cluster.tf_config("worker", 0)
+    assert tfdist.read({key: config[key] for key in ("cluster", "tfdist")}).sync_period == period
+
+
 @pytest.mark.parametrize("groups", ["nserver_groups: 2", "nserver_groups: 1"])
 def test_singas_default_period_of_1_stays(tmp_path, groups):
     path = tmp_path / "job.conf"
@@ -162,7 +176,7 @@ def test_a_period_of_1_that_the_launcher_is_given_wins_like_any_other(chosen, mo
         assert again.sync_period == cluster.sync_period  # An agent on another host reads it, and writes it for the tasks.
         monkeypatch.setenv("TF_CONFIG", json.dumps(again.tf_config("worker", 0)))
         assert chosen(mine).period == expected
-    monkeypatch.setenv("TF_CONFIG", json.dumps(hogwild("STANDARD_1").tf_config("worker", 0)))
+    monkeypatch.setenv("TF_CONFIG", json.dumps(hogwild("STANDARD_1", sync_period=16).tf_config("worker", 0)))
     assert chosen(mine).period == 4  # Nobody has given one.
 
 

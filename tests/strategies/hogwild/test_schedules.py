@@ -1,10 +1,13 @@
 """How many batches a worker group gets at a time, and when it synchronizes."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
 
+import tfdist
 from tfdist.strategies.coordinator.calls.call_size import MOST_CALL_BYTES, batches_per_call
+from tfdist.strategies.hogwild.strategy import note_of_period
 from tfdist.strategies.hogwild.timing.schedules import (
     Speeds,
     adaptive_period,
@@ -135,3 +138,10 @@ def test_measured_speeds_shorten_the_period_of_slow_groups(monkeypatch):
 )
 def test_the_adaptive_period_is_proportional_to_the_speed(speed, speeds, period):
     assert adaptive_period(speed, speeds, 16) == period
+
+
+def test_a_period_of_one_that_nobody_has_chosen_is_named():
+    cluster = dataclasses.replace(tfdist.read("STANDARD_1"), strategy="hogwild")
+    assert "sync_period of 16" in note_of_period(cluster)
+    assert note_of_period(dataclasses.replace(cluster, sync_period=2)) is None
+    assert note_of_period(dataclasses.replace(cluster, says=frozenset({"sync_period"}))) is None

@@ -16,7 +16,7 @@ from tfdist.dialects.parsing.document import MAX_TASKS, Document, close, shown
 from tfdist.dialects.tf_config.extension import Extension, is_int
 from tfdist.dialects.vertex.pools import has_reduction_server
 from tfdist.errors import ClusterError, Source, nearest
-from tfdist.synchronization import DEFAULTS
+from tfdist.synchronization import DEFAULT_SYNC_PERIOD, DEFAULTS
 
 NAME = "tf_config"
 
@@ -114,17 +114,18 @@ class _Reader:
         tasks = self._tasks(jobs, task, fields)
         sees_itself = task is not None and [entry.job for entry in tasks] == ["evaluator"]
         partial = fields.flag("partial", partial or sees_itself)
+        strategy = fields.text("strategy")
         cluster = Cluster(
             tasks=tuple(tasks),
             worker_groups=fields.groups("worker_groups"),
             server_groups=fields.groups("server_groups"),
             separate_servers=fields.flag("separate_servers", True),
-            sync_period=fields.number("sync_period") or 1,
+            sync_period=fields.number("sync_period") or (DEFAULT_SYNC_PERIOD if strategy == "hogwild" else 1),
             synchronization=fields.synchronization(),
             partition=fields.partition(),
             share_memory=fields.flag("share_memory", True),
             job_dir=fields.text("job_dir"),
-            strategy=fields.text("strategy"),
+            strategy=strategy,
             min_workers=fields.number("min_workers"),
             protocol=self._protocol(),
             partial=partial,
