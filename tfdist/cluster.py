@@ -15,7 +15,7 @@ from typing import Any
 
 from tfdist.errors import Source
 from tfdist.partition import Partition
-from tfdist.synchronization import DEFAULT_SYNC_PERIOD, DEFAULTS, Synchronization
+from tfdist.synchronization import DEFAULTS, Synchronization, default_sync_period
 
 JOBS = ("chief", "worker", "ps", "evaluator")
 """The jobs of a TensorFlow cluster, in the order of the tasks."""
@@ -288,7 +288,7 @@ class Cluster:
             extension["worker_groups"] = [list(group) for group in self.worker_groups]
         if self.server_groups != self.default_server_groups:
             extension["server_groups"] = [list(group) for group in self.server_groups]
-        defaults = {"sync_period": DEFAULT_SYNC_PERIOD} if self.strategy == "hogwild" else {}
+        defaults = {"sync_period": default_sync_period(self.strategy)}
         for entry in dataclasses.fields(self):
             if entry.name in _FURTHER:
                 value = getattr(self, entry.name)

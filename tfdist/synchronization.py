@@ -50,6 +50,11 @@ _Fault = tuple[str, str]
 """The name of an option, and the end of a sentence that says why it is refused."""
 
 
+def default_sync_period(strategy: str | None) -> int:
+    """Returns the sync period, in updates, of a description that forces `strategy`, or None, and does not give a period."""
+    return DEFAULT_SYNC_PERIOD if strategy == "hogwild" else 1
+
+
 @dataclass(frozen=True)
 class Synchronization:
     """Configures how worker groups synchronize their local replicas of the parameters under Hogwild.

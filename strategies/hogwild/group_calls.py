@@ -109,7 +109,7 @@ class GroupCalls:
         return functools.partial(self._run, functions, batches, period)
 
     def begin_epoch(self) -> None:
-        """Lets all groups push next at the same time, and the same fragment: two with different ones wait for each other."""
+        """Lets all groups push next at the same time, and the same fragment. Otherwise they would wait for each other."""
         self._turns[:] = [max(self._turns)] * len(self._turns)
         self._longest = 0
         if self._replicas.outer_optimizer.in_rounds:
@@ -162,7 +162,7 @@ class GroupCalls:
         turn = self._turns[group] % len(functions.turns)
         is_clean = pushes and not self.blocks.have_progress(owner, functions.turns[turn])
         if self._trains:
-            # Not `steps`: the last call of an epoch may be shorter, and groups that push do it all in the same epoch.
+            # Not `steps`: the last call of an epoch may be shorter, but all groups push in the same epoch.
             usual = max(steps, min(self._longest, period))
             is_over = is_due(self._since[owner], usual, period) and not replicas.keeps_progress
             if not functions.synchronizes and owner == group and is_over:

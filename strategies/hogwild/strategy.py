@@ -38,7 +38,7 @@ _log = logging.getLogger("tfdist")
 
 
 def note_of_period(cluster: Cluster) -> str | None:
-    """Returns what a user should know who may not have chosen the period: `tfdist.Cluster` and SINGA begin with 1."""
+    """Returns a hint that the period is 1, unless a flag or TF_CONFIG gives it. It is the default of SINGA and `Cluster`."""
     if cluster.sync_period > 1 or "sync_period" in cluster.says:
         return None
     return f"hogwild: groups synchronize after every update; they wait less with a sync_period of {DEFAULT_SYNC_PERIOD}"

@@ -20,10 +20,10 @@ class PushesLeft:
             self._later: float = math.inf
 
     def schedule(self, calls: int, later: int | None) -> None:
-        """Notes that calls are scheduled, for any group. Each counts as a push, with the call or before it.
+        """Notes that calls are scheduled, for any group. It counts a push for each, with the call or before it.
 
         Args:
-            calls: their number.
+            calls: number of calls.
             later: how many calls come after them in the epoch; None if that is not known.
         """
         with self._lock:
@@ -31,7 +31,12 @@ class PushesLeft:
             self._later = math.inf if later is None else later
 
     def begin(self, group: int, is_in_round: bool) -> None:
-        """Notes that a group begins a call. A push without progress is in no round, and a call without a push neither."""
+        """Notes that a group begins a call.
+
+        Args:
+            group: number of the group.
+            is_in_round: whether it pushes progress, which is in a round.
+        """
         with self._lock:
             self._begun[group] += is_in_round
             self._queued = max(0, self._queued - 1)

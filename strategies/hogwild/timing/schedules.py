@@ -23,18 +23,20 @@ that it saves.
 
 
 def period_in_epoch(batches: int | None, groups: int, period: int) -> int:
-    """Returns the updates between two synchronizations: fewer in an epoch of few periods, so that all groups make as many.
+    """Returns the updates between two synchronizations. In an epoch of few periods they are fewer, to divide it equally.
 
-    Else some groups would make a call more than others, at the end of which the others wait, and whose rounds have the progress
-    of these groups alone.
+    Otherwise some groups would make one more call than the others. The others would wait for its end, and its round would have
+    the progress of these groups alone.
 
     Args:
         batches: batches in an epoch; None if not known.
         groups: number of worker groups.
         period: updates between two synchronizations in long epochs.
     """
-    periods = math.ceil((batches or 0) / (groups * period))
-    return math.ceil((batches or 0) / (groups * periods)) if groups > 1 and 1 < periods <= CALLS_LEFT else period
+    if batches is None or groups == 1:
+        return period
+    periods = math.ceil(batches / (groups * period))
+    return math.ceil(batches / (groups * periods)) if 1 < periods <= CALLS_LEFT else period
 
 
 def steps_per_call(batches: int | None, groups: int, period: int, taken: int = 0) -> int:
@@ -54,13 +56,13 @@ def steps_per_call(batches: int | None, groups: int, period: int, taken: int = 0
 
 
 def aligned_since(since: Sequence[int]) -> int:
-    """Returns the updates since the last synchronization that all groups count when an epoch begins: the median, rounded up.
+    """Returns how many updates since its last synchronization each group counts when an epoch begins: the median, rounded up.
 
-    In short epochs the calls of groups differ by an update, so one group would synchronize an epoch later than the others. It
-    would be a round behind them all the time, and momentum makes training with such progress unstable.
+    In a short epoch one group may make an update less than the others, and would then synchronize an epoch after them. Its
+    progress would always be a round old, and with momentum such progress makes the training unstable.
 
     Args:
-        since: those of each group.
+        since: the updates of each group since its last synchronization.
     """
     return math.ceil(statistics.median(since))
 

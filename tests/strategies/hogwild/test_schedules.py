@@ -42,7 +42,7 @@ def test_an_epoch_is_divided_among_all_groups(batches, expected):
     ("batches", "expected"),
     [(None, 16), (5, 16), (64, 16), (65, 9), (100, 13), (128, 16), (129, 11), (469, 15), (512, 16), (513, 16), (10_000, 16)],
 )
-def test_all_groups_make_as_many_calls_in_an_epoch_of_few_periods(batches, expected):
+def test_all_groups_make_the_same_number_of_calls_in_an_epoch_of_few_periods(batches, expected):
     assert period_in_epoch(batches, groups=4, period=16) == expected
     assert period_in_epoch(batches, groups=1, period=16) == 16  # It waits for nobody.
 
@@ -140,7 +140,7 @@ def test_the_adaptive_period_is_proportional_to_the_speed(speed, speeds, period)
     assert adaptive_period(speed, speeds, 16) == period
 
 
-def test_a_period_of_one_that_nobody_has_chosen_is_named():
+def test_a_period_of_one_is_named_unless_a_flag_or_tf_config_gives_it():
     cluster = dataclasses.replace(tfdist.read("STANDARD_1"), strategy="hogwild")
     assert "sync_period of 16" in note_of_period(cluster)
     assert note_of_period(dataclasses.replace(cluster, sync_period=2)) is None

@@ -16,7 +16,7 @@ from tfdist.dialects.parsing.document import MAX_TASKS, Document, close, shown
 from tfdist.dialects.tf_config.extension import Extension, is_int
 from tfdist.dialects.vertex.pools import has_reduction_server
 from tfdist.errors import ClusterError, Source, nearest
-from tfdist.synchronization import DEFAULT_SYNC_PERIOD, DEFAULTS
+from tfdist.synchronization import DEFAULTS, default_sync_period
 
 NAME = "tf_config"
 
@@ -120,7 +120,7 @@ class _Reader:
             worker_groups=fields.groups("worker_groups"),
             server_groups=fields.groups("server_groups"),
             separate_servers=fields.flag("separate_servers", True),
-            sync_period=fields.number("sync_period") or (DEFAULT_SYNC_PERIOD if strategy == "hogwild" else 1),
+            sync_period=fields.number("sync_period") or default_sync_period(strategy),
             synchronization=fields.synchronization(),
             partition=fields.partition(),
             share_memory=fields.flag("share_memory", True),
